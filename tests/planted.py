@@ -134,13 +134,13 @@ PLANTED = (
     Planted(
         "a cell is freed twice",
         "tiers/memory.py",
-        "        if old is not None:\n            self._give(old[0])",
-        "        if old is not None:\n            self._give(old[0])\n            self._give(old[0])",
+        "        if old is not None:\n            self._give(self._leave(old))",
+        "        if old is not None:\n            self._give(self._at(old))\n            self._give(self._leave(old))",
     ),
     Planted(
         "a replaced cell is lost",
         "tiers/memory.py",
-        "        if old is not None:\n            self._give(old[0])",
+        "        if old is not None:\n            self._give(self._leave(old))",
         "        pass",
     ),
     Planted(

@@ -17,10 +17,10 @@ Example: after two chats with one system prompt of two blocks, the index has a t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class Entry(Siblings["Entry"], ReuseHistory):
         pins: number of requests and writers that need the entry now. It is not evicted meanwhile.
         kept: whether its owner has pinned it (`serving/pins`), so that it is not evicted from memory.
         state: whether it is a checkpoint, at position `stop`. Otherwise it is KV.
+        cell: number of its cell in memory (`tiers/memory.CellPlaces`); None if it has none. `EntryPlaces` writes it.
         gap: prefill tokens that a checkpoint saves, counted from the checkpoint before it on its chain; 0 if unknown.
         protected: whether requests are expected to continue at this checkpoint (`checkpoints`).
         owner: whose it is (`quota`); the index sets it.
@@ -85,7 +86,6 @@ class Entry(Siblings["Entry"], ReuseHistory):
         "request_traits",
         "saved_per_byte",
         "start",
-        "state",
         "uses",
         "written",
     )
@@ -111,8 +111,7 @@ class Entry(Siblings["Entry"], ReuseHistory):
         self.start = start
         self.copies = copies_of(copies)
         self.pins = 0
-        self.state = state
-        self._marks = gap << 2 | (_PROTECTED if protected else 0)
+        self._marks = gap << _GAP | (_STATE if state else 0) | (_PROTECTED if protected else 0)
         self.owner = owner
         self.written = written
         self.saved_per_byte = self.last = 0.0
@@ -152,12 +151,25 @@ class Entry(Siblings["Entry"], ReuseHistory):
         self._marks = self._marks & ~_PROTECTED | (_PROTECTED if value else 0)
 
     @property
+    def state(self) -> bool:
+        return bool(self._marks & _STATE)
+
+    @property
+    def cell(self) -> int | None:
+        number = self._marks >> _CELL & _CELLS
+        return number - 1 if number else None
+
+    @cell.setter
+    def cell(self, value: int | None) -> None:
+        self._marks = self._marks & ~(_CELLS << _CELL) | (0 if value is None else value + 1) << _CELL
+
+    @property
     def gap(self) -> int:
-        return self._marks >> 2
+        return self._marks >> _GAP
 
     @gap.setter
     def gap(self, value: int) -> None:
-        self._marks = value << 2 | self._marks & 3
+        self._marks = value << _GAP | self._marks & ((1 << _GAP) - 1)
 
     def usable(self, *, canonical_only: bool) -> bool:
         """Whether some copy may be used."""
@@ -173,7 +185,11 @@ class Entry(Siblings["Entry"], ReuseHistory):
         return f"Entry({self.id.hex()[:8]}, {kind} {self.start}–{self.stop}, {dict(self.copies)})"
 
 
-_KEPT, _PROTECTED = 1, 2
+_KEPT, _PROTECTED, _STATE = 1, 2, 4
+_CELL, _GAP = 3, 43
+"""The first bits of these numbers in an entry's marks. A block has no gap, so its marks are an object of 28 bytes up to 2^27
+cells, and of 32 above."""
+_CELLS = (1 << _GAP - _CELL) - 1
 _INT32 = np.dtype("<i4")
 
 
@@ -243,7 +259,7 @@ class Index:
         self._listener = NoIndexListener() if listener is None else listener
         self._entries = IdMap[Entry]()
         self._unattached: dict[BlockId, Siblings[Entry]] = {}  # by parents that are not stored, as roots never are
-        self._starts: dict[int, int] = {}  # one object for each number
+        self._starts: list[int] = []  # one object for each multiple of the block size
         self._owners: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
@@ -346,7 +362,7 @@ class Index:
         above = self._entries.get(entry.parent)
         owner = entry.owner or (owner_of(entry.parent) if above is None else above.owner)
         entry.owner = self._owners.setdefault(owner, owner)
-        entry.start = self._starts.setdefault(entry.start, entry.start)
+        entry.start = self._shared(entry.start)
         if above is not None:
             entry.parent = above.id
             if entry.packed == above.packed:
@@ -359,6 +375,15 @@ class Index:
         waiting = self._unattached.pop(entry.id, None)
         if waiting is not None:
             waiting.move_to(entry)
+
+    def _shared(self, start: int) -> int:
+        """The same number, as the one object that entries at this position share."""
+        number, rest = divmod(start, self.block_size)
+        if rest or number > len(self._starts):  # a chain begins at 0, so the list has no gaps
+            return start
+        if number == len(self._starts):
+            self._starts.append(start)
+        return self._starts[number]
 
     def _set(self, entry: Entry, after: TierCopies) -> None:
         """Replaces the copies of an entry, and moves it among its siblings."""
@@ -426,6 +451,47 @@ class Index:
         assert sum(1 for _, head in heads for _ in head) == kv
         assert not any(key in self._entries for key in self._unattached)
         assert all(head.some() is not None for head in self._unattached.values())
+
+
+class EntryPlaces(MutableMapping[BlockId, int]):
+    """The cells of entries in memory, in the entries themselves. Only an entry of the index can have one."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._count = 0
+
+    def __getitem__(self, key: BlockId) -> int:
+        entry = self._index.get(key)
+        if entry is None or (place := entry.cell) is None:
+            raise KeyError(key)
+        return place
+
+    def get(self, key: BlockId, default: Any = None) -> Any:
+        entry = self._index.get(key)
+        return default if entry is None or (place := entry.cell) is None else place
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, bytes) and self.get(key) is not None
+
+    def __setitem__(self, key: BlockId, place: int) -> None:
+        entry = self._index.get(key)
+        if entry is None:
+            raise KeyError(key)
+        self._count += entry.cell is None
+        entry.cell = place
+
+    def __delitem__(self, key: BlockId) -> None:
+        entry = self._index.get(key)
+        if entry is None or entry.cell is None:
+            raise KeyError(key)
+        entry.cell = None
+        self._count -= 1
+
+    def __iter__(self) -> Iterator[BlockId]:
+        return (entry.id for entry in self._index if entry.cell is not None)
+
+    def __len__(self) -> int:
+        return self._count
 
 
 _NONE: Siblings[Entry] = Siblings()

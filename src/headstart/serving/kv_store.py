@@ -14,7 +14,7 @@ from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.prefix_cache.checkpoints import LOOSE, worth
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.expiry import Terms
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.index import Entry, EntryPlaces, Index
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import PinLimits
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
@@ -64,6 +64,7 @@ class KvStore:
         self.listener = NoListener() if listener is None else listener
         self.index = Index(engine.traits.block_size, self.listener)
         self.memory = memory
+        memory.keep_places(EntryPlaces(self.index))
         self.disk = NoDisk() if disk is None else disk
         self.shared = NoShared() if shared is None else shared
         self.seconds = 1e-3

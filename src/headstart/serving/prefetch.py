@@ -90,8 +90,8 @@ class Prefetch:
                     self._memory.release(cell)
                 self._memory_budget.offload.gone(entry.id)
                 continue
-            self._memory.commit(entry.id, cell, result)
             self._memory_budget.index.add(entry, self._memory.name, canonical=entry.copies[self._disk.name])
+            self._memory.commit(entry.id, cell, result)
             self._memory_budget.pins.came(entry)
             self._memory_budget.retention.use(entry, now)
             self.fetched.add(entry.id)

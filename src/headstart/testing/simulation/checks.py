@@ -117,7 +117,7 @@ class Checks:
         except AssertionError as error:
             raise Violation(f"check(): {error!r}") from error
         held: Counter[bytes] = Counter()
-        for cell in (*(cell for cell, _ in store.memory._cells.values()), *store.memory._open):
+        for cell in store.memory.cells():
             held[cell.owner] += store.memory.size(cell.kind)
         if store.memory.quota.on:
             require(all(store.memory.quota.held(owner) == size for owner, size in held.items()), "a quota is counted wrongly")

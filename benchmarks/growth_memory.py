@@ -1,0 +1,100 @@
+"""What an entry in memory costs beside its tokens: `python -m benchmarks.growth --only entries`.
+
+Index, retention and the memory tier's table of cells together, in bytes as Python's allocator counts them (`tracemalloc`). The
+cells themselves have no bytes here. Each conversation has times and traits of its own, as it has in a server.
+
+A pause is a full pass of Python's collector: over all that lives here, and again after `gc.freeze`, as a server does it
+(`api/garbage`).
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import numpy as np
+
+from benchmarks.growth_rows import Row, held
+from headstart.interfaces.tokens import as_tokens
+from headstart.prefix_cache.blocks import Chain, block_id, root_id
+from headstart.prefix_cache.eviction import Retention
+from headstart.prefix_cache.index import Entry, EntryPlaces, Index
+from headstart.prefix_cache.reuse_model import RequestTraits
+from headstart.tiers.memory import Memory
+
+BLOCK = 64
+_TIER, _ROOT, _TICK = "memory", root_id(b"memory", ""), 0.01
+
+
+class Held:
+    """The entries of conversations of `blocks` blocks, and an open tail of `tail` tokens."""
+
+    def __init__(self, entries: int, blocks: int, tail: int) -> None:
+        self.index = Index(BLOCK)
+        self.retention = Retention(_TIER, self.index, lambda entry: entry.length / BLOCK, by_owner=False)
+        self._memory = Memory(0, 1)
+        self._memory.keep_places(EntryPlaces(self.index))
+        self._dice = np.random.default_rng(0)
+        self._numbers = count()
+        self._entries, self._shape = entries, (blocks, tail)
+
+    def fill(self) -> None:
+        while len(self.index) < self._entries:
+            self._admit(next(self._numbers), *self._shape)
+
+    def _admit(self, number: int, blocks: int, tail: int) -> None:
+        now, written = number * _TICK, 1.7e9 + number * _TICK
+        tokens = as_tokens(self._dice.integers(0, 1 << 15, blocks * BLOCK + tail))
+        chain = Chain(_ROOT, BLOCK, tokens)
+        parts = [(key, chain.parent_of(place), chain.block(place)) for place, key in enumerate(chain.ids)]
+        if tail:
+            parent, rest = chain.parent_of(blocks), tokens[blocks * BLOCK :]
+            parts.append((block_id(parent, rest), parent, rest))
+        for place, (key, parent, part) in enumerate(parts):
+            entry = Entry(key, parent, part, place * BLOCK, written=written)
+            cell = self._memory.allocate()
+            assert cell is not None
+            self.index.add(entry, _TIER, canonical=True)
+            self._memory.commit(key, cell)
+            self.retention.use(entry, now)
+        traits = RequestTraits.of(len(parts), new=number % 9000, siblings=number % 5 - 1, reply=number % 600)
+        self.retention.replied([key for key, _, _ in parts], traits)
+
+
+SHAPES: dict[str, Callable[[int], tuple[int, int]]] = {
+    "conversations of 10 blocks and a tail": lambda entries: (10, 20),
+    "conversations of a block and a tail": lambda entries: (1, 20),
+    "conversations of a block": lambda entries: (1, 0),
+    "one chain": lambda entries: (entries, 0),
+}
+"""Blocks and tokens of the tail, by the number of entries."""
+
+
+def measured(entries: int) -> Iterator[Row]:
+    for name, shape in SHAPES.items():
+        kept = Held(entries, *shape(entries))
+        used = held(kept.fill)  # without what an empty cache takes: 460 kB, mostly for the model of reuse
+        tokens = sum(entry.length for entry in kept.index)
+        yield Row(f"an entry: {name}", "B", (used - 4 * tokens) / len(kept.index))
+    kept = Held(entries, 10, 20)
+    gc.collect()
+    gc.freeze()
+    try:
+        kept.fill()
+        yield Row("collector: a full pass over the entries", "µs", _pause())
+        gc.freeze()
+        yield Row("collector: a full pass, entries frozen", "µs", _pause())
+    finally:
+        gc.unfreeze()
+
+
+def _pause() -> float:
+    """Microseconds of a full pass, the median of three."""
+    found = []
+    for _ in range(3):
+        begun = time.thread_time()
+        gc.collect()
+        found.append((time.thread_time() - begun) * 1e6)
+    return float(np.median(found))
