@@ -42,6 +42,7 @@ ROUTES = [
     ("POST", "/api/chat"),
     ("POST", "/api/generate"),
     ("POST", "/api/show"),
+    ("POST", "/api/pull"),
     *(("GET", path) for path in ("/api/tags", "/api/ps", "/api/version")),
     ("POST", "/completion"),
     ("POST", "/completions"),
@@ -66,8 +67,9 @@ ROUTES = [
 
 @pytest.fixture(scope="module")
 def schema() -> Iterator[Any]:
-    """The document of a server whose replies are short: a context of 192 tokens."""
-    with Runtime(lambda: FakeEngine(slots=4, ctx=192)) as runtime:
+    """The document of a server whose replies are short: a context of 192 tokens. It may fetch no models."""
+    with pytest.MonkeyPatch.context() as patch, Runtime(lambda: FakeEngine(slots=4, ctx=192)) as runtime:
+        patch.setenv("HF_HUB_OFFLINE", "1")
         with serving(runtime, model_id="fake") as server:
             yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
         check(runtime)

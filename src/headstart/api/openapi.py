@@ -69,6 +69,12 @@ OLLAMA_STREAMED: dict[int | str, dict[str, Any]] = {
         },
     }
 }
+OLLAMA_PROGRESS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Lines of JSON: how far each file is, and `success` or an error; with `stream` false, one object.",
+        "content": {"application/x-ndjson": {"schema": {"type": "string"}}, "application/json": {"schema": {"type": "object"}}},
+    }
+}
 OLLAMA_MISSING: dict[int | str, dict[str, Any]] = {
     **OLLAMA_ERRORS,
     501: {"model": OllamaErrorBody, "description": "This server does not do that; the message says what it does instead."},

@@ -7,17 +7,26 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from headstart.api.auth import OPERATOR
 from headstart.api.body import parse
-from headstart.api.errors import NotImplementedHere
+from headstart.api.errors import Forbidden, NotImplementedHere
+from headstart.api.framing import NDJSON
 from headstart.api.handler import answer
 from headstart.api.ollama.conversation import reply_seed
 from headstart.api.ollama.encode import OllamaChatEncoder, OllamaGenerateEncoder, now
 from headstart.api.ollama.model_list import listed, running, shown, tagged
 from headstart.api.ollama.prompt import chat_of, generate_of, raw_of
-from headstart.api.ollama.schema import OllamaBody, OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
-from headstart.api.openapi import OLLAMA_ERRORS, OLLAMA_MISSING, OLLAMA_STREAMED, takes
+from headstart.api.ollama.pull import SUCCESS, Download
+from headstart.api.ollama.schema import (
+    OllamaBody,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaPullRequest,
+    OllamaShowRequest,
+)
+from headstart.api.openapi import OLLAMA_ERRORS, OLLAMA_MISSING, OLLAMA_PROGRESS, OLLAMA_STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.service import Service, service_of
 from headstart.api.understood import Understood
@@ -91,6 +100,21 @@ async def show(request: HttpRequest) -> Response:
 async def version(request: HttpRequest) -> Response:
     """The version of Ollama's API that this server speaks."""
     return JSONResponse({"version": SPOKEN, "headstart": __version__})
+
+
+@router.post("/api/pull", openapi_extra=takes(OllamaPullRequest), responses={**OLLAMA_ERRORS, **OLLAMA_PROGRESS})
+async def pull(request: HttpRequest) -> Response:
+    """Fetches a model from a hub. Only the operator may: it fills the disk."""
+    if not request.scope["operator"]:
+        raise Forbidden(f"Fetching a model needs the key named '{OPERATOR}' in --api-key-file.")
+    service = service_of(request)
+    service.drain.check()
+    body = parse(OllamaPullRequest, await service.body(request))
+    download = Download(service, body.wanted)
+    if body.stream is not False:
+        return StreamingResponse(download.lines(), media_type=NDJSON.media_type)
+    await download.run()
+    return JSONResponse(SUCCESS)
 
 
 def _missing(method: str, path: str, message: str) -> None:

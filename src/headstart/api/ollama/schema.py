@@ -241,4 +241,20 @@ class OllamaShowRequest(Strict):
     verbose: bool | None = None
 
 
-BODIES: tuple[type[Strict], ...] = (OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest)
+class OllamaPullRequest(Strict):
+    """Body of POST /api/pull. It streams unless `stream` is false. `name` is an old name of `model`."""
+
+    model: Annotated[str, Field(min_length=1, max_length=500)] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=500)] | None = None
+    insecure: bool | None = None
+    stream: bool | None = None
+
+    @property
+    def wanted(self) -> str:
+        """The model to fetch. Raises InvalidRequest without one."""
+        if (name := self.model or self.name) is None:
+            raise InvalidRequest("Invalid 'model': it names the model to fetch.", param="model")
+        return name
+
+
+BODIES: tuple[type[Strict], ...] = (OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest, OllamaPullRequest)
