@@ -323,6 +323,19 @@ def test_each_prompt_becomes_canonical(options: dict[str, Any], monkeypatch: pyt
             assert all(entry is not None and entry.canonical for entry in entries)
 
 
+@pytest.mark.parametrize("make", ["fake"], indirect=True)
+def test_who_looks_often_does_not_keep_turns_from_being_settled(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settle, "AFTER", 0.25)
+    with make("fast") as rt:
+        say(rt, [system(SYSTEM * 8), user("one")], SYSTEM * 2)
+
+        def looked() -> bool:
+            rt.scheduler.call(lambda: None).result()
+            return rt.scheduler.idle
+
+        wait_until(looked)
+
+
 def test_off_is_off(make: Make) -> None:
     with make("exact", settle="off") as rt:
         chat = [system(SYSTEM * 4), user("one")]

@@ -126,6 +126,7 @@ class Scheduler:
         self._lock = threading.Lock()  # of these two
         self._closed = False
         self._settle_until = -math.inf
+        self._worked = self._idled = clock()  # the last end of a request or returned turn; the last idle work
         self._ended = thread.submit(self._loop)
 
     # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -299,6 +300,7 @@ class Scheduler:
                 with self._lock:
                     self._arriving -= 1
             elif item is not None:
+                self._worked = self._clock()
                 try:
                     self._keep(item)
                 except Exception:  # the request is over, and others must not fail with it
@@ -320,15 +322,17 @@ class Scheduler:
 
     def _wait(self) -> Ticket | ReturnedTurn | None:
         idle: float | None = IDLE_SAVE
-        since = self._clock()
         while True:
+            # Not from now on: who calls often (`call`) must not keep idle work from being done.
+            left = None if idle is None else max(self._worked, self._idled) + idle - self._clock()
             try:
-                return self._inbox.get(timeout=idle) if idle is None or idle > 0 else self._inbox.get_nowait()
+                return self._inbox.get(timeout=left) if left is None or left > 0 else self._inbox.get_nowait()
             except queue.Empty:
-                idle = self._idle(since, idle or 0.0)
+                idle = self._idle(idle or 0.0)
+                self._idled = self._clock()
                 self._tell()
 
-    def _idle(self, since: float, pause: float) -> float | None:
+    def _idle(self, pause: float) -> float | None:
         """Does idle work. Returns how many seconds to sleep; None to sleep until something arrives."""
         active = self.cache.store.offload.take_notices()
         active |= self.cache.store.shared_offer.take_answers()
@@ -342,10 +346,10 @@ class Scheduler:
         if self.cache.store.offload.behind:
             return 0.0
         if self.settle.pending:
-            wait = since + settle.AFTER - self._clock()
+            wait = self._worked + settle.AFTER - self._clock()
             return wait if wait > 0 else 0.0 if self.settle.step() else IDLE_SAVE
         if self.shared_audit.pending:
-            wait = since + settle.AFTER - self._clock()
+            wait = self._worked + settle.AFTER - self._clock()
             return wait if wait > 0 else 0.0 if self.shared_audit.step() else IDLE_SAVE
         if not (self.cache.disk.on or self.cache.store.shared_offer.reading):
             return None if self.expiry.pause == math.inf else self.expiry.pause + IDLE_SAVE
@@ -651,5 +655,6 @@ class Scheduler:
             job.slot.busy = False
             job.slot.last_used = self._clock()
             job.slot = None
+        self._worked = self._clock()
         if job in self._running:
             self._running.remove(job)
