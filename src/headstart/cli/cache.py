@@ -42,7 +42,7 @@ ALL = 1 << 62
 
 
 @contextmanager
-def _opened(folder: Path | None, budget: int = ALL, *, make: bool = False) -> Iterator[Disk]:
+def opened(folder: Path | None, budget: int = ALL, *, make: bool = False) -> Iterator[Disk]:
     """The disk tier in a folder. The folder must exist unless `make`. Errors of the disk become ConfigError."""
     import sqlite3
 
@@ -88,7 +88,7 @@ def list_chains(
     as_json: Json = False,
 ) -> None:
     """Lists chains, the latest used first."""
-    with _opened(folder) as disk, Names(disk) as names:
+    with opened(folder) as disk, Names(disk) as names:
         chains = _chains(disk).all()
         if as_json:
             typer.echo(json.dumps([_data(chain, names) for chain in chains[:limit]], indent=1))
@@ -111,7 +111,7 @@ def _data(chain: StoredChain, names: Names) -> dict[str, Any]:
 @app.command()
 def show(identity: Id, folder: Folder = None, as_json: Json = False) -> None:
     """Shows one chain, block by block, with the checkpoints at their ends."""
-    with _opened(folder) as disk, Names(disk) as names:
+    with opened(folder) as disk, Names(disk) as names:
         chains = _chains(disk)
         chain = chains.of(chains.find(identity))
         if as_json:
@@ -128,7 +128,7 @@ def stats(folder: Folder = None, as_json: Json = False) -> None:
     from headstart.tiers.disk import files
     from headstart.tiers.disk.chains import StoredChains, totals
 
-    with _opened(folder) as disk:
+    with opened(folder) as disk:
         rows, known = list(disk.catalog.rows()), disk.catalog.models()
         beside = {
             "put_aside_bytes": files.occupied(disk.folder / "quarantine"),
@@ -162,7 +162,7 @@ def verify(
 
     from headstart.tiers.disk import FormatError
 
-    with _opened(folder) as disk:
+    with opened(folder) as disk:
         if repair:
             found, gone = disk.reconcile(evict=False)
             typer.echo(f"{count(len(found), 'object')} added to the catalogue")
@@ -188,7 +188,7 @@ def verify(
 @app.command()
 def pin(identity: Id, folder: Folder = None) -> None:
     """Protects a chain and its present checkpoints from eviction."""
-    with _opened(folder) as disk:
+    with opened(folder) as disk:
         chains = _chains(disk)
         labels = [row.label for row in chains.of(chains.find(identity)).objects]
         disk.catalog.pin([label.key for label in labels], True)
@@ -198,7 +198,7 @@ def pin(identity: Id, folder: Folder = None) -> None:
 @app.command()
 def unpin(identity: Id, folder: Folder = None) -> None:
     """Removes the protection of a chain, except for blocks that other pinned chains need."""
-    with _opened(folder) as disk:
+    with opened(folder) as disk:
         chains = _chains(disk)
         labels = {row.label.key: row.label for row in chains.of(chains.find(identity)).objects if row.pinned}
         needed = chains.needed(without=labels.keys()) & labels.keys()
@@ -227,7 +227,7 @@ def remove(
     if (identity is not None) + everything + (older_than is not None) != 1:
         raise ConfigError("Give an id, or --all, or --older-than.")
     before = -math.inf if identity is not None else time.time() - (older_than or 0.0)
-    with _opened(folder) as disk:
+    with opened(folder) as disk:
         if identity is not None:
             deleted = disk.erase([row.label.key for row in _removable(_chains(disk), identity)])
         else:
@@ -258,7 +258,7 @@ def gc(
     ] = None,
 ) -> None:
     """Deletes what crashes left and unusable objects; with --size also evicts, the least valuable first."""
-    with _opened(folder) as disk:
+    with opened(folder) as disk:
         found, gone = disk.reconcile(evict=False)
         aside = disk.empty_quarantine()
         lost = [row.label.key for row in _chains(disk).lost() if not row.pinned]
@@ -282,7 +282,7 @@ def export_chains(
     """
     from headstart.tiers.disk import archive
 
-    with _opened(folder) as disk:
+    with opened(folder) as disk:
         chains = _chains(disk)
         wanted = [chains.of(chains.find(digits)) for digits in identity] if identity else chains.all()
         rows = list({row.label.key: row for chain in wanted for row in chain.objects}.values())
@@ -318,7 +318,7 @@ def import_chains(
         raise ConfigError(f"Cannot read {file}: {error.strerror}.") from error
     with source as stream:
         objects = archive.unpack(stream, complain)
-        with _opened(folder, disk_budget, make=True) as disk:
+        with opened(folder, disk_budget, make=True) as disk:
             taken = archive.take(disk, objects)
     typer.echo(f"imported: {entry_counts(taken.stored)}; there before: {taken.known}; bad: {bad}")
     if taken.refused:

@@ -18,6 +18,7 @@ from headstart.cli import cache as cli_cache
 from headstart.cli import explain as cli_explain
 from headstart.cli import fleet as cli_fleet
 from headstart.cli import foreign as cli_foreign
+from headstart.cli import models as cli_models
 from headstart.cli import pull as cli_pull
 from headstart.cli import replay as cli_replay
 from headstart.cli import stats as cli_stats
@@ -257,6 +258,8 @@ def warm(
 app.add_typer(cli_cache.app)
 app.add_typer(cli_fleet.app)
 app.command(epilog=cli_pull.EPILOG)(cli_pull.pull)
+app.command()(cli_models.models)
+app.command("rm")(cli_models.remove)
 app.command(epilog=cli_explain.EPILOG)(cli_explain.explain)
 app.command(epilog=cli_stats.EPILOG)(cli_stats.stats)
 app.command(epilog=cli_top.EPILOG)(cli_top.top)

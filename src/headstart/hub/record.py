@@ -45,6 +45,17 @@ class FetchRecord:
         """Whether headstart has fetched the file of this content, or begun to."""
         return self._path(repo, digest).is_file()
 
+    def all(self) -> list[tuple[str, Fetched]]:
+        """Digests and what has them. What cannot be read is left out."""
+        found = []
+        for path in sorted(self._folder.glob("models--*/*.json")):
+            try:
+                known = json.loads(path.read_text("utf-8"))
+                found.append((path.stem, Fetched(str(known["repo"]), str(known["path"]), int(known["size"]))))
+            except (OSError, ValueError, TypeError, KeyError, RecursionError):
+                continue
+        return found
+
     def add(self, digest: str, fetched: Fetched) -> None:
         """Notes it, before the first byte is fetched. Raises OSError if it cannot be noted."""
         path = self._path(fetched.repo, digest)

@@ -1,0 +1,240 @@
+"""`headstart models` and `headstart rm`: the models on this machine, and what is kept of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headstart.cli import cache as cli_cache
+from headstart.config import default_cache_dir
+from headstart.errors import ConfigError, ModelError
+from headstart.model_names import same
+from headstart.units import count, show_size
+
+if TYPE_CHECKING:
+    from headstart.hub.gguf import ModelFacts
+    from headstart.hub.in_use import FileUser
+    from headstart.hub.local_model import LocalModel
+    from headstart.tiers.disk import Disk
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the cache on disk keeps of a model: its conversations, their bytes, and the fingerprints that they have."""
+
+    conversations: int = 0
+    size: int = 0
+    fingerprints: frozenset[bytes] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A model in the list.
+
+    Attributes:
+        fits: tokens of the longest conversation that fits into free memory; 0 if the model does not fit.
+        used_by: the processes that have its file open or mapped.
+    """
+
+    model: LocalModel
+    facts: ModelFacts
+    fits: int
+    used_by: Sequence[FileUser]
+    kept: Kept
+
+    def data(self) -> dict[str, Any]:
+        """For JSON: sizes in bytes, lengths in tokens, null for what is unknown."""
+        model, facts = self.model, self.facts
+        return {
+            "name": model.name,
+            "source": model.source,
+            "files": [str(path) for path in model.paths],
+            "bytes": model.size,
+            "quantization": facts.quantization or model.quantization or None,
+            "architecture": facts.architecture or None,
+            "ctx": facts.ctx or None,
+            "fits_ctx": self.fits,
+            "used_by": [{"pid": user.pid, "name": user.name} for user in self.used_by],
+            "conversations": self.kept.conversations,
+            "conversation_bytes": self.kept.size,
+        }
+
+    def cells(self) -> tuple[str, ...]:
+        model, facts = self.model, self.facts
+        fits = "no" if not self.fits else "yes" if self.fits >= facts.ctx > 0 else f"{self.fits:,} tokens"
+        kept = f"{self.kept.conversations:,} ({show_size(self.kept.size)})" if self.kept.conversations else ""
+        used = ", ".join(f"{user.name} {user.pid}" for user in self.used_by)
+        form = model.quantization or facts.quantization
+        return model.name, show_size(model.size), form, f"{facts.ctx:,}" if facts.ctx else "", fits, used, kept, model.source
+
+
+_COLUMNS = ("name", "size", "quantisation", "context", "fits", "loaded by", "conversations", "from")
+
+
+def models(folder: cli_cache.Folder = None, as_json: cli_cache.Json = False) -> None:
+    """Lists the models on this machine: those that headstart has fetched, and those of Hugging Face's programs, LM Studio,
+    llama.cpp and Ollama.
+
+    It says whether each fits into the memory that is free now, how long a conversation can be then, which process has it
+    loaded, and how many conversations the cache on disk keeps of it.
+    """
+    from headstart.engines import machine
+    from headstart.hub.folders import Folders
+    from headstart.hub.gguf import most_tokens, read_facts
+    from headstart.hub.in_use import users
+    from headstart.hub.names import local_models
+    from headstart.hub.remove import partial_models
+
+    places, free = Folders.of(), machine.memory()
+    there = local_models(places)
+    using, kept = users(model.path for model in there), kept_of(there, folder)
+    rows = []
+    for model in there:
+        facts = read_facts(model.path)
+        rows.append(Listed(model, facts, most_tokens(facts, model.size, free), using[model.path], kept[model.path]))
+    partial = partial_models(places)
+    if as_json:
+        begun = [{"name": one.name, "file": one.path, "bytes": one.size, "total_bytes": one.total} for one in partial]
+        typer.echo(json.dumps({"free_bytes": free, "models": [row.data() for row in rows], "partial": begun}, indent=1))
+        return
+    if not rows:
+        typer.echo("No model is on this machine. `headstart pull OWNER/NAME` fetches one from Hugging Face's hub.")
+    else:
+        _print([row.cells() for row in rows])
+    for one in partial:
+        done = f"{100 * one.size // one.total}% of {show_size(one.total)}"
+        typer.echo(f"{one.name}: {done} are here; `headstart pull {one.name}` goes on with it")
+
+
+def _print(rows: Iterable[tuple[str, ...]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for number, title in enumerate(_COLUMNS):
+        table.add_column(
+            title, justify="right" if title in ("size", "context") else "left", overflow="fold", no_wrap=number > 0
+        )
+    for row in rows:
+        table.add_row(*row)
+    console = Console(markup=False)
+    console.print(table) if console.is_terminal else typer.echo("\n".join("\t".join(row) for row in (_COLUMNS, *rows)))
+
+
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `headstart models` lists.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    conversations: Annotated[
+        bool, typer.Option("--conversations", help="Also delete what the cache on disk keeps of it, but for what is pinned.")
+    ] = False,
+    folder: cli_cache.Folder = None,
+) -> None:
+    """Deletes a model that `headstart pull` has fetched, also its older versions, after a question.
+
+    It refuses what other programs have fetched, and what a process has loaded. Without --conversations, the cache keeps the
+    model's conversations: they are used again when the same model comes back.
+    """
+    from headstart.hub.folders import Folders
+    from headstart.hub.names import local_models, look_up
+    from headstart.hub.reference import parse
+    from headstart.hub.remove import check_removable, find_partial, remove_partial
+    from headstart.hub.remove import remove as delete
+
+    places = Folders.of()
+    begun, reference = find_partial(name, places), parse(name)
+    if reference is not None and not reference.variant:
+        names = [one.name for one in local_models(places) if one.source == "headstart" and same(one.repo, reference.repo)]
+        names = list(dict.fromkeys([*names, *(one.name for one in begun)]))
+        if len(names) > 1:
+            raise ModelError(f"{name} is here several times; name one of {', '.join(names)}.")
+    model = None
+    try:
+        model = look_up(name, places, lambda _: True)
+    except ModelError:
+        if not begun:
+            raise
+    if model is None and not begun:
+        raise ModelError(f"{name} is not on this machine; `headstart models` lists those that are.")
+    kept = Kept()
+    parts = []
+    if model is not None:
+        check_removable(model)
+        kept = kept_of([model], folder)[model.path]
+        parts.append(f"{model.name}, {show_size(model.size)}, fetched by headstart")
+    parts += [f"{one.name}, {show_size(one.size)} of a download" for one in begun]
+    if kept.conversations:
+        what = f"{count(kept.conversations, 'conversation')} of it, {show_size(kept.size)}"
+        parts.append(what if conversations else f"but not {what}, which --conversations would delete")
+    _ask(f"Delete {'; '.join(parts)}?", yes)
+    freed = sum(remove_partial(one, places) for one in begun)
+    try:
+        freed += delete(model, places) if model is not None else 0
+    except OSError as error:
+        raise ConfigError(f"Cannot delete {name}: {error.strerror}.") from error
+    typer.echo(f"deleted: {show_size(freed)} of files")
+    if conversations and kept.fingerprints:
+        typer.echo(f"deleted: {show_size(_forget(kept, folder))} of conversations")
+
+
+def _ask(question: str, yes: bool) -> None:
+    """Returns if the user agrees. Raises ConfigError if there is nobody to ask, and Abort if the answer is no."""
+    import sys
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{question} Give --yes: there is no terminal to ask on.")
+    typer.confirm(question, abort=True)
+
+
+# ── what the cache keeps ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _disk(folder: Path | None) -> Iterator[Disk | None]:
+    """The disk tier; None if nothing is stored."""
+    if not ((folder or default_cache_dir()) / "objects").is_dir():
+        yield None
+        return
+    with cli_cache.opened(folder) as disk:
+        yield disk
+
+
+def kept_of(models: Sequence[LocalModel], folder: Path | None) -> dict[Path, Kept]:
+    """What the cache keeps of each model, by the model's file. Its servers have noted which file a fingerprint belongs to."""
+    found = {model.path: Kept() for model in models}
+    with _disk(folder) as disk:
+        if disk is None:
+            return found
+        from headstart.tiers.disk.chains import StoredChains
+
+        rows = list(disk.catalog.rows())
+        known = {fingerprint: Path(stored.file).resolve() for fingerprint, stored in disk.catalog.models().items()}
+    chains = Counter(chain.rows[-1].label.fingerprint for chain in StoredChains(rows).all())
+    sizes: Counter[bytes] = Counter()
+    for row in rows:
+        sizes[row.label.fingerprint] += row.allocated
+    for model in models:
+        own = frozenset(one for one, file in known.items() if file == model.path.resolve())
+        found[model.path] = Kept(sum(chains[one] for one in own), sum(sizes[one] for one in own), own)
+    return found
+
+
+def _forget(kept: Kept, folder: Path | None) -> int:
+    """Deletes what is kept, but for what is pinned. Returns the freed bytes."""
+    with _disk(folder) as disk:
+        if disk is None:
+            return 0
+        from headstart.tiers.disk.chains import StoredChains
+
+        keys = [row.label.key for row in disk.catalog.rows() if row.label.fingerprint in kept.fingerprints]
+        deleted = disk.erase(keys, spared=lambda: StoredChains(disk.catalog.rows()).needed())
+    return sum(row.allocated for row in deleted)

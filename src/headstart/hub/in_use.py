@@ -1,0 +1,45 @@
+"""In use: which processes have a file open or mapped, as far as this user may see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class FileUser:
+    """A process that uses a file. `name` is that of its program."""
+
+    pid: int
+    name: str
+
+
+def users(paths: Iterable[Path]) -> dict[Path, list[FileUser]]:
+    """For each file the processes that have it open, or mapped into their memory as engines do. Links are followed."""
+    wanted = {str(path.resolve()): path for path in paths}
+    found: dict[Path, list[FileUser]] = {path: [] for path in wanted.values()}
+    if wanted:
+        for process in psutil.process_iter():
+            try:
+                names = wanted.keys() & {*_files(process)}
+                user = FileUser(process.pid, process.name()) if names else None
+            except (psutil.Error, OSError):
+                continue
+            for name in names if user is not None else ():
+                found[wanted[name]].append(user)  # type: ignore[arg-type]
+    return found
+
+
+def _files(process: psutil.Process) -> Iterator[str]:
+    """Paths of its files. Where the system does not say what is mapped, those that are open only."""
+    try:
+        with open(f"/proc/{process.pid}/maps", encoding="utf-8", errors="surrogateescape") as lines:
+            for line in lines:
+                if (at := line.find("/")) >= 0:
+                    yield line[at:].rstrip("\n").removesuffix(" (deleted)")
+    except FileNotFoundError:
+        pass
+    yield from (file.path for file in process.open_files())

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from headstart.hub.in_use import users
+
+
+def test_files_that_are_open_or_mapped(tmp_path: Path) -> None:
+    opened, mapped, link, idle = (tmp_path / name for name in ("open", "mapped file", "link", "idle"))
+    for path in (opened, mapped, idle):
+        path.write_bytes(b"GGUF" * 4096)
+    link.symlink_to(mapped)
+    with opened.open("rb"):
+        if sys.platform == "linux":
+            with mapped.open("rb") as file:
+                held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            found = users([opened, link, idle])
+            held.close()
+            assert [user.pid for user in found[link]] == [os.getpid()]
+        else:
+            found = users([opened, idle])
+        assert [user.pid for user in found[opened]] == [os.getpid()]
+        assert found[idle] == []
+    assert users([opened, link])[opened] == []
+
+
+@pytest.mark.parametrize("paths", [[], [Path("/nowhere/at/all")]])
+def test_what_nobody_can_have_open(paths: list[Path]) -> None:
+    assert not any(users(paths).values())
