@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptOfModel:
     """What the cache on disk keeps of a model: its conversations, their bytes, and the fingerprints that they have."""
 
     conversations: int = 0
@@ -47,7 +47,7 @@ class Listed:
     facts: ModelFacts
     fits: int
     used_by: Sequence[FileUser]
-    kept: Kept
+    kept: KeptOfModel
 
     def data(self) -> dict[str, Any]:
         """For JSON: sizes in bytes, lengths in tokens, null for what is unknown."""
@@ -163,7 +163,7 @@ def remove(
             raise
     if model is None and not begun:
         raise ModelError(f"{name} is not on this machine; `headstart models` lists those that are.")
-    kept = Kept()
+    kept = KeptOfModel()
     parts = []
     if model is not None:
         check_removable(model)
@@ -208,9 +208,9 @@ def _disk(folder: Path | None) -> Iterator[Disk | None]:
         yield disk
 
 
-def kept_of(models: Sequence[LocalModel], folder: Path | None) -> dict[Path, Kept]:
+def kept_of(models: Sequence[LocalModel], folder: Path | None) -> dict[Path, KeptOfModel]:
     """What the cache keeps of each model, by the model's file. Its servers have noted which file a fingerprint belongs to."""
-    found = {model.path: Kept() for model in models}
+    found = {model.path: KeptOfModel() for model in models}
     with _disk(folder) as disk:
         if disk is None:
             return found
@@ -224,11 +224,11 @@ def kept_of(models: Sequence[LocalModel], folder: Path | None) -> dict[Path, Kep
         sizes[row.label.fingerprint] += row.allocated
     for model in models:
         own = frozenset(one for one, file in known.items() if file == model.path.resolve())
-        found[model.path] = Kept(sum(chains[one] for one in own), sum(sizes[one] for one in own), own)
+        found[model.path] = KeptOfModel(sum(chains[one] for one in own), sum(sizes[one] for one in own), own)
     return found
 
 
-def _forget(kept: Kept, folder: Path | None) -> int:
+def _forget(kept: KeptOfModel, folder: Path | None) -> int:
     """Deletes what is kept, but for what is pinned. Returns the freed bytes."""
     with _disk(folder) as disk:
         if disk is None:
