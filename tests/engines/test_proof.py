@@ -69,6 +69,39 @@ def test_calls_of_other_sizes_that_give_other_bits(sliceable: bool) -> None:
     assert (traits.block_size, traits.canonical) == (512, True)
 
 
+class Splitting(FakeEngine):
+    """Calls of more than `exact` tokens give other rows each time, as if they were split among varying workers."""
+
+    exact = 128
+
+    def prefill(self, slot: int, tokens: Any, *, logits: bool) -> None:
+        super().prefill(slot, tokens, logits=logits)
+        if len(tokens) > self.exact:
+            self._slots[slot].low[self.length(slot) - 1] ^= np.uint8(self.calls % 251 + 1)
+
+
+@pytest.mark.parametrize("sliceable", [True, False])
+@pytest.mark.parametrize("exact", [128, 256])
+def test_smaller_calls_are_tried_before_exactness_is_given_up(exact: int, sliceable: bool) -> None:
+    engine = Splitting(**options(block_size=exact, chunking=False, sliceable=sliceable))
+    engine.exact = exact
+    traits = proved(engine)
+    assert (traits.block_size, traits.chunking, traits.exact) == (exact, False, True)
+
+
+def test_a_short_context_has_smaller_blocks() -> None:
+    traits = proved(FakeEngine(**options(ctx=512, block_size=256, chunking=False)))
+    assert (traits.block_size, traits.chunking, traits.exact) == (256, False, True)
+
+
+def test_no_size_is_exact() -> None:
+    engine = Splitting(**options(block_size=128, chunking=False))
+    engine.exact = 64
+    traits = proved(engine)
+    assert not traits.canonical
+    assert "the same prefill twice does not give the same bits" in traits.notes
+
+
 def test_decoding_that_is_prefill() -> None:
     assert proved(FakeEngine(**options(decode_is_prefill=True))).decode_is_prefill
     assert not proved(FakeEngine(**options(decode_is_prefill=True, sliceable=False))).decode_is_prefill, "not asked"

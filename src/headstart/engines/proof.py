@@ -37,6 +37,8 @@ _DEEP = 1024
 _LONGEST_WINDOW = 1024
 """Windows of more tokens are not filled, because that would take too long."""
 _ODD = 37
+_SMALLER = (256, 128)
+"""Block sizes that are tried, one call each, if no larger one is exact."""
 MOST_TOKENS = _LONGEST_WINDOW + 2 * _LARGEST + _REPLY
 """Most tokens of a context that a proof uses."""
 
@@ -345,28 +347,28 @@ def _decode_is_prefill(prover: Prover, whole: Saved, largest: int) -> bool:
 
 
 def _without_chunking(prover: Prover, window: int) -> Traits:
-    # The size of a call may change the bits, but the same call must give the same bits twice.
+    """The traits if each block is one call: of the largest size for which the same call gives the same bits twice."""
     engine = prover.engine
-    block_size = engine.shape.batch
-    traits = Traits(
-        block_size,
-        chunking=False,
-        notes=(f"prefill calls of different sizes give different bits: blocks of {block_size} tokens",),
-    )
-    if block_size + _REPLY > engine.shape.ctx:
-        return replace(traits, canonical=False, decode_exact=False, notes=(*traits.notes, "the context is too short for one"))
-    _empty(engine)
-    findings = []
+    sizes = [size for size in (engine.shape.batch, *_SMALLER) if size <= engine.shape.batch and size + _REPLY <= engine.shape.ctx]
+    findings: list[Finding] = []
+    for block_size in dict.fromkeys(sizes):
+        findings = _one_call_a_block(prover, block_size, window)
+        if all(one.blocks and one.moved for one in findings):
+            note = f"prefill calls of different sizes give different bits: blocks of {block_size} tokens"
+            return _with_decoding(Traits(block_size, chunking=False, notes=(note,)), findings)
+    notes = ["prefill calls of different sizes give different bits"]
+    notes.append("the same prefill twice does not give the same bits" if findings else "the context is too short for one")
+    return Traits(engine.shape.batch, canonical=False, decode_exact=False, chunking=False, notes=tuple(notes))
+
+
+def _one_call_a_block(prover: Prover, block_size: int, window: int) -> list[Finding]:
+    _empty(prover.engine)
     depth = _depth(prover, block_size, block_size, window)
     finding, saved = prover.stage([block_size], [block_size])
-    findings.append(finding)
-    if depth:
-        _go(prover, saved, depth, block_size)
-        findings.append(prover.stage([block_size], [block_size])[0])
-    if not all(one.blocks and one.moved for one in findings):
-        note = "the same prefill twice does not give the same bits"
-        return replace(traits, canonical=False, decode_exact=False, notes=(*traits.notes, note))
-    return _with_decoding(traits, findings)
+    if not depth or not finding.blocks:
+        return [finding]
+    _go(prover, saved, depth, block_size)
+    return [finding, prover.stage([block_size], [block_size])[0]]
 
 
 def _same(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic]) -> bool:
