@@ -349,7 +349,8 @@ def _decode_is_prefill(prover: Prover, whole: Saved, largest: int) -> bool:
 def _without_chunking(prover: Prover, window: int) -> Traits:
     """The traits if each block is one call: of the largest size for which the same call gives the same bits twice."""
     engine = prover.engine
-    sizes = [size for size in (engine.shape.batch, *_SMALLER) if size <= engine.shape.batch and size + _REPLY <= engine.shape.ctx]
+    most = min(engine.shape.batch, engine.shape.ctx - _REPLY)
+    sizes = [size for size in (engine.shape.batch, *_SMALLER) if size <= most]
     findings: list[Finding] = []
     for block_size in dict.fromkeys(sizes):
         findings = _one_call_a_block(prover, block_size, window)

@@ -10,6 +10,7 @@ import pytest
 
 import libraries
 from headstart.engines.llama import first_load
+from headstart.engines.llama import library as llama_library
 from headstart.engines.llama.engine import LlamaEngine
 from headstart.engines.options import EngineOptions
 from headstart.errors import ConfigError, ModelError
@@ -40,7 +41,8 @@ def refusal(library: Path | None, model: Path, folder: Path, **more: Any) -> str
     return caught.value.with_flags
 
 
-def test_a_tested_library_needs_no_trial(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_tested_library_needs_no_trial(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_library, "TESTED", (llama_library.binding_version(),))
     assert prove(None, tiny_model, tmp_path) == []
     assert not (tmp_path / "state").exists()
 

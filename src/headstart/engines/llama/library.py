@@ -23,7 +23,7 @@ from headstart.names import as_variable, option
 BINDING = "llama-cpp-python"
 OLDEST = "0.3.26"
 """The oldest version of llama-cpp-python that is taken."""
-TESTED = ("0.3.36",)
+TESTED = ("0.3.26", "0.3.36")
 """Versions whose own library has passed all tests. The first load with any other library is proved in a process of its own."""
 _FOLDER = "LLAMA_CPP_LIB_PATH"  # llama-cpp-python's own variable
 _NAMES = ("libllama.dylib", "libllama.so") if sys.platform == "darwin" else ("libllama.so", "llama.dll", "libllama.dll")
