@@ -64,6 +64,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 
 
+def parse_layers(text: str) -> int | None:
+    """Reads a number of layers, or `auto`. Raises ValueError."""
+    try:
+        return None if text.strip().lower() == "auto" else int(text)
+    except ValueError:
+        raise ValueError(f"'{text:.100}' is neither a whole number nor auto") from None
+
+
 def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
@@ -100,6 +108,7 @@ def _path(metavar: str, *, words: tuple[str, ...] = ()) -> Kind:
 _FLAG = Kind("true or false", lambda value: isinstance(value, bool), "", bool)
 _ADDRESS = Kind("an address", lambda value: isinstance(value, str), "URL")
 _SIZE = Kind("a whole number", _is_whole, "SIZE", int, parse_size, least=0, number="bytes")
+_LAYERS = Kind("a whole number or auto", lambda value: value is None or _is_whole(value), "N|auto", int, parse_layers, least=-1)
 _PORTION = _above_zero("a share like 25% or a size like 2GiB", "SHARE|SIZE", parse_portion, "a share up to 1, bytes above")
 _TIME = _above_zero("a time like 7d or 12h", "TIME", parse_time, "seconds")
 _SECONDS = Kind("a number of seconds", lambda value: _is_number(value) and value >= 0, "SECONDS", float, number="seconds")
@@ -168,12 +177,13 @@ class Settings:
         "CPU threads. Leave some cores to other busy programs.",
         unset="all physical cores",
     )
-    gpu_layers: int = _setting(
-        0,
-        _whole(-1),
+    gpu_layers: int | None = _setting(
+        None,
+        _LAYERS,
         "Speed and memory",
-        "Layers to put on a GPU; -1 for all. Needs llama-cpp-python built for a GPU; set "
-        f"{option('ctx')} and {option('slots')} too.",
+        "Layers to put on a GPU; -1 for all, `auto` for what fits. Needs llama-cpp-python built for a GPU.",
+        unset="auto",
+        none="what fits",
     )
     kv_type: KvType = _setting(
         "f16",
@@ -339,6 +349,8 @@ class Settings:
                 except ValueError as error:
                     raise ConfigError(f"{option(name)}: {error}.") from error
                 object.__setattr__(self, name, value)  # the only change that a frozen value sees
+                if value is None:
+                    continue
             if not kind.takes(value):
                 raise ConfigError(f"{option(name)} must be {kind.wanted}, not {value!r:.100}.")
             if kind.least is not None and value < kind.least:

@@ -31,12 +31,15 @@ class Fit(NamedTuple):
     slots: int
 
 
-def fit(host: HostMemory, *, trained: int, ctx: int | None, slots: int | None, reserve: int | None) -> Fit:
+def fit(
+    host: HostMemory, *, trained: int, ctx: int | None, slots: int | None, reserve: int | None, most: Fit | None = None
+) -> Fit:
     """Chooses the context and the slots that the user left open, and refuses what cannot work.
 
     Args:
         trained: tokens that the model was trained on; 0 if unknown.
         reserve: bytes that must stay free beside the slots; None for what restores one conversation, if it fits.
+        most: what a device allows that has a part of the slots; None for no limit.
 
     Raises:
         ConfigError: too little memory, or numbers that make no sense.
@@ -45,18 +48,21 @@ def fit(host: HostMemory, *, trained: int, ctx: int | None, slots: int | None, r
         raise ConfigError(f"{option('ctx')} and {option('slots')} must be at least 1.")
     step = host.ctx_step
     whole = max(step, (trained or _FALLBACK_CTX) // step * step)
+    if most is not None:
+        whole = max(step, min(whole, most.ctx))
     wanted = whole if ctx is None else -(-ctx // step) * step
     good = wanted if ctx is not None else min(wanted, _GOOD_CTX)
     free = SHARE * host.available - host.fixed
-    for count in [slots] if slots is not None else range(MAX_SLOTS, 0, -1):
-        longest = _longest(host, count + _WHOLE, free) if reserve is None else _longest(host, count, free - reserve)
+    for count in [slots] if slots is not None else range(min(MAX_SLOTS, most.slots if most else MAX_SLOTS), 0, -1):
+        here = host.share * count
+        longest = _longest(host, here + _WHOLE, free) if reserve is None else _longest(host, here, free - reserve)
         if longest >= good:
             return Fit(min(wanted, longest), count)
     # Memory is short. The slots then get half of it, unless the user says otherwise.
     count = slots or 1
     least = wanted if ctx is not None else min(wanted, _LEAST_CTX)
     if ctx is None:
-        least = max(least, min(good, _longest(host, count, free / 2 if reserve is None else free - reserve)))
+        least = max(least, min(good, _longest(host, host.share * count, free / 2 if reserve is None else free - reserve)))
     # The user asked for exactly this, or less is not possible: all of the memory may be used.
     if host.available - host.fixed - host.live(least, count) >= (reserve or 0):
         return Fit(least, count)
@@ -79,7 +85,7 @@ def budget(host: HostMemory | None, ctx: int, slots: int) -> int:
     """
     if host is None:
         return BUDGET
-    used, whole = host.fixed + host.live(ctx, slots), int(_WHOLE * host.live(ctx, 1))
+    used, whole = host.fixed + host.live(ctx, slots), int(_WHOLE * host.size(ctx))
     planned = int(SHARE * host.available) - used
     return min(planned, max(BUDGET, whole)) if planned >= 0 else max(0, min(host.available - used, whole))
 

@@ -97,7 +97,7 @@ def facts(runtime: Runtime) -> dict[str, str]:
         if layers := details.get("gpu_layers"):
             topics["compute"] += f", {'all layers' if layers < 0 else count(layers, 'layer')} on the GPU"
         elif unused := details.get("gpus"):
-            topics["compute"] += f"; no layer is on {', '.join(unused)}: give --gpu-layers -1"
+            topics["compute"] += f"; no layer is on {', '.join(unused)}: give --gpu-layers auto or -1"
     seconds = details.get("proof_seconds")
     topics["reuse"] = settings.reuse
     topics["proof"] = "; ".join(engine.traits.notes) or "none"

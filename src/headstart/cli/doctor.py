@@ -8,8 +8,9 @@ import queue
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -76,6 +77,8 @@ def examine(settings: Settings, seconds: float = 60.0, console: Console | None =
             usable, lines = examine_shared(settings, engine)
             for topic, line in lines:
                 table.add_row(topic, line)
+        if rows := engine.facts.details.get("gpu_plan"):
+            console.print(plan_table(rows))
         check = check_warm(runtime)
         table.add_row("warm = cold", check.finding)
         console.print(table)
@@ -89,6 +92,20 @@ def examine(settings: Settings, seconds: float = 60.0, console: Console | None =
     bad = "[bold red]The check failed:[/] do not trust warm answers here, and please report it."
     console.print(bad if not good else "All is well." if usable else "[bold red]The shared store cannot be used.[/]")
     return good and usable
+
+
+def plan_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What goes to a GPU, and what other settings would change. The rows are those of `Placement.table`."""
+    first = rows[0]
+    kind = "the host's memory" if first["unified"] else "memory of its own"
+    table = Table(title=f"{first['device']}: {show_size(first['device_free'])} free, {kind}", title_justify="left", box=None)
+    for name in ("with", "layers on it", "slots", "tokens each", "memory"):
+        table.add_column(name, justify="left" if name == "with" else "right")
+    for row in rows:
+        ctx = f"{row['ctx']:,}" if row["ctx"] else "the host's plan"
+        slots = str(row["slots"] or "the host's plan")
+        table.add_row(row["with"], str(row["layers"]), slots, ctx, show_size(row["device_bytes"]))
+    return table
 
 
 def _bar(console: Console, seconds: float) -> Progress:

@@ -18,7 +18,7 @@ class EngineOptions:
         ctx: tokens a slot must hold, at least 1; None for the model's own context, less if memory is short.
         slots: live sequences, at least 1; None for as many as fit.
         threads: CPU threads; None for the number of physical cores.
-        gpu_layers: layers to put on a GPU; -1 for all.
+        gpu_layers: layers to put on a GPU; -1 for all, None for what fits.
         kv_type: type of keys and values in memory.
         lora: adapter file.
         reserve: bytes of host memory that must stay free beside the model and its slots, because the caller will use them.
@@ -33,7 +33,7 @@ class EngineOptions:
     ctx: int | None = None
     slots: int | None = None
     threads: int | None = None
-    gpu_layers: int = 0
+    gpu_layers: int | None = None
     kv_type: KvType = "f16"
     lora: Path | None = None
     reserve: int | None = None

@@ -157,6 +157,7 @@ class HostMemory:
         kv: of one live token.
         state: of one slot, whatever it holds.
         ctx_step: a slot's context is a multiple of this many tokens.
+        share: of the weights and the slots that is in host memory; the rest is in a device's own.
     """
 
     available: int
@@ -165,15 +166,20 @@ class HostMemory:
     kv: int
     state: int = 0
     ctx_step: int = 1
+    share: float = 1.0
 
     @property
     def fixed(self) -> int:
-        """Without the slots."""
-        return self.weights + self.buffers
+        """In host memory, without the slots."""
+        return int(self.share * self.weights) + self.buffers
 
     def live(self, ctx: int, slots: int) -> int:
-        """Of `slots` slots of `ctx` tokens."""
-        return slots * (self.state + ctx * self.kv)
+        """In host memory, of `slots` slots of `ctx` tokens."""
+        return int(self.share * slots * self.size(ctx))
+
+    def size(self, ctx: int) -> int:
+        """Of a conversation of `ctx` tokens, wherever it is."""
+        return self.state + ctx * self.kv
 
 
 @dataclass(frozen=True, slots=True)

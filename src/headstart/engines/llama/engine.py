@@ -29,6 +29,7 @@ from headstart.engines.llama.binding import lib, ready
 from headstart.engines.llama.digest import digest
 from headstart.engines.llama.padding import NO_PADDING, TILE, Padding
 from headstart.engines.llama.part import LayoutError
+from headstart.engines.llama.placement import place
 from headstart.engines.llama.sampler import LlamaSampler
 from headstart.engines.llama.vocab import LlamaTokenizer, VocabularyTokenizer
 from headstart.engines.options import EngineOptions
@@ -37,7 +38,7 @@ from headstart.engines.proven import Proven
 from headstart.errors import EngineError, ModelError
 from headstart.interfaces.engine import Engine, Facts, Grammar, KVSegment, Logits, Sampler, Sampling, Shape, Span, Step, Traits
 from headstart.interfaces.tokens import Bytes
-from headstart.memory_plan import fit
+from headstart.memory_plan import Fit, fit
 
 BLOCK_SIZE = TILE
 """llama.cpp changes its attention kernels at 64 tokens a call, and its tiles are 64 cells."""
@@ -111,12 +112,17 @@ class LlamaEngine(Engine):
         digests = [digest(file, state_dir, read) for file in files]
         weights = digests[0] if len(digests) == 1 else b"".join(digests)
         adapter = digest(options.lora, state_dir) if options.lora is not None else None
-        model = llama_load.open_model(path, options.gpu_layers, lambda part: report(_READ + (_LOADED - _READ) * part))
+        placed = place(path, files, options)
+        model = llama_load.open_model(path, placed.layers, lambda part: report(_READ + (_LOADED - _READ) * part))
         with ExitStack() as undo:
             undo.callback(lib.llama_model_free, model)
             host = llama_load.measure_memory(model, options.kv_type, available)
+            most = None
+            if placed.plan is not None:
+                host = replace(host, share=placed.plan.host_share)
+                most = Fit(placed.plan.ctx, placed.plan.slots) if placed.plan.ctx and placed.plan.slots else None
             trained = int(lib.llama_model_n_ctx_train(model))
-            chosen = fit(host, trained=trained, ctx=options.ctx, slots=options.slots, reserve=options.reserve)
+            chosen = fit(host, trained=trained, ctx=options.ctx, slots=options.slots, reserve=options.reserve, most=most)
             threads = options.threads or machine.cores()
             context = llama_load.open_context(
                 model, ctx=chosen.ctx, slots=chosen.slots, kv_type=options.kv_type, threads=threads
@@ -126,14 +132,16 @@ class LlamaEngine(Engine):
                 llama_load.open_adapter(model, context, options.lora)
             engine = cls(model, context, ctx=chosen.ctx, slots=chosen.slots)
             engine.host = host
-            identity = llama_identity.identity(model, options, weights, adapter, ctx=chosen.ctx)
+            identity = llama_identity.identity(
+                model, options, weights, adapter, gpu_layers=placed.layers, ctx=chosen.ctx
+            )
             # Proofs use at most two slots and MOST_TOKENS of a context. More than that depends on the free memory.
             sizes = {"ctx": min(chosen.ctx, MOST_TOKENS), "slots": min(chosen.slots, 2), "threads": threads}
 
             def proven(decode_threads: int) -> Proven:
                 decoding = {"decode_threads": decode_threads, "openmp": llama_identity.environment("OMP_", "GOMP_")}
                 key = llama_identity.digest_of({**identity, **sizes, **decoding, "sources": llama_identity.SOURCES})
-                return Proven(state_dir, key, anew or options.gpu_layers != 0)  # a proof on a GPU takes no time
+                return Proven(state_dir, key, anew or placed.layers != 0)  # a proof on a GPU takes no time
 
             def proving(part: float) -> None:
                 report(_LOADED + (1 - _LOADED) * part)
@@ -159,7 +167,9 @@ class LlamaEngine(Engine):
             gpus=llama_identity.gpus(),
             threads=threads,
             decode_threads=decode_threads,
-            live_bytes=host.live(chosen.ctx, chosen.slots),
+            gpu_layers=placed.layers,
+            gpu_plan=list(placed.table) or None,
+            live_bytes=chosen.slots * host.size(chosen.ctx),
             proof_seconds=round(seconds, 3),
         )
         report(1.0)

@@ -76,7 +76,9 @@ def describe_engine() -> str:
     return f"{via}, {found.library}" if found.library.users else via
 
 
-def identity(model: Any, options: EngineOptions, weights: bytes, adapter: bytes | None, *, ctx: int) -> dict[str, Any]:
+def identity(
+    model: Any, options: EngineOptions, weights: bytes, adapter: bytes | None, *, gpu_layers: int, ctx: int
+) -> dict[str, Any]:
     """Everything that changes the bits of KV, except the block size. Threads and slots do not change prefill's bits."""
     architecture = metadata(model, "general.architecture")
     original = metadata(model, f"{architecture}.rope.scaling.original_context_length")
@@ -88,7 +90,7 @@ def identity(model: Any, options: EngineOptions, weights: bytes, adapter: bytes 
         "system": lib.llama_print_system_info().decode("utf-8", "replace"),
         "extra_buffers": not has_amx(),
         "devices": devices(),  # even with no layer on a GPU: llama.cpp may still compute large batches there
-        "gpu_layers": options.gpu_layers,
+        "gpu_layers": gpu_layers,
         "kv_type": options.kv_type,
         "flash_attention": True,
         "swa_full": True,
@@ -141,7 +143,6 @@ def facts(model: Any, path: Path, options: EngineOptions, shape: Shape, **detail
             "ctx_train": int(lib.llama_model_n_ctx_train(model)),
             "slots": shape.slots,
             "batch": shape.batch,
-            "gpu_layers": options.gpu_layers,
             "kv_type": options.kv_type,
             "row_bytes": shape.kv_bytes_per_token,
             "transfer_bytes": shape.transfer_bytes,

@@ -1,0 +1,97 @@
+"""Placement: reads what the device plan needs from the model's file and from the devices, before the weights are loaded."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headstart.engines.llama import devices as llama_devices
+from headstart.engines.llama.binding import lib
+from headstart.engines.llama.device_plan import ALL, DeviceMemory, DevicePlan, ModelNeeds, alternatives, plan
+from headstart.engines.llama.identity import metadata
+from headstart.engines.llama.load import CTX_STEP, open_vocabulary
+from headstart.engines.options import EngineOptions
+
+_BYTES = {"f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
+"""Of a number in KV."""
+_NOW = "these settings"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model goes.
+
+    Attributes:
+        layers: on a GPU, -1 for all.
+        plan: None if there is no GPU to plan for.
+        table: the plan, and what other settings would give: one row each, for people.
+    """
+
+    layers: int
+    plan: DevicePlan | None = None
+    table: tuple[dict[str, Any], ...] = ()
+
+
+def place(path: Path, files: Sequence[Path], options: EngineOptions) -> Placement:
+    """Plans the layers. Without a usable GPU it is what the user chose, or none.
+
+    Args:
+        files: of the model, the first of which is `path`.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    chosen = options.gpu_layers
+    if chosen == 0 or not lib.llama_supports_gpu_offload() or (device := _device()) is None:
+        return Placement(chosen or 0)
+    needs = needs_of(path, sum(file.stat().st_size for file in files), options.kv_type)
+    found = plan(needs, device, ctx=options.ctx, slots=options.slots, layers=chosen)
+    rows = {_NOW: found}
+    if chosen is None:
+        rows |= alternatives(needs, device, ctx=options.ctx, slots=options.slots, kv_type=options.kv_type)
+    return Placement(found.layers, found, tuple(_row(name, one) for name, one in rows.items()))
+
+
+def needs_of(path: Path, weights: int, kv_type: str) -> ModelNeeds:
+    """What the model takes, by the metadata of its file."""
+    model = open_vocabulary(path)
+    try:
+        architecture = metadata(model, "general.architecture")
+
+        def numbers(name: str) -> list[int]:
+            return [int(text) for text in re.findall(r"\d+", metadata(model, f"{architecture}.{name}") or "")]
+
+        def number(name: str, default: int) -> int:
+            return next(iter(numbers(name)), default)
+
+        layers = number("block_count", 1)
+        heads = number("attention.head_count", 1)
+        length = number("embedding_length", 0) // max(1, heads)
+        both = number("attention.key_length", length) + number("attention.value_length", length)
+        kept = numbers("attention.head_count_kv") or [heads]  # one number, or one for each layer
+        cells = (sum(kept) if len(kept) > 1 else layers * kept[0]) * both
+        return ModelNeeds(weights, layers, int(cells * _BYTES[kv_type]), number("context_length", 4096), CTX_STEP)
+    finally:
+        lib.llama_model_free(model)
+
+
+def _device() -> DeviceMemory | None:
+    """The GPUs as one device, as llama.cpp spreads layers over them. Integrated ones are used if there is no other."""
+    gpus = [device for device in llama_devices.devices() if device.is_gpu and device.total]
+    used = [device for device in gpus if device.kind == llama_devices.GPU] or gpus
+    if not used:
+        return None
+    shared = sys.platform == "darwin" and platform.machine() == "arm64"  # there ggml calls it a GPU
+    unified = shared or all(device.kind == llama_devices.INTEGRATED for device in used)
+    return DeviceMemory(", ".join(device.name for device in used), sum(device.free for device in used), unified)
+
+
+def _row(name: str, found: DevicePlan) -> dict[str, Any]:
+    layers = "all" if found.layers == ALL else found.layers
+    device = {"device": found.device.name, "device_free": found.device.free, "unified": found.device.unified}
+    return {"with": name, "layers": layers, "slots": found.slots, "ctx": found.ctx, "device_bytes": found.bytes, **device}

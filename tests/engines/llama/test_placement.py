@@ -1,0 +1,90 @@
+"""What is planned for a GPU, on real model files and devices that are made up: no machine with a GPU is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tiny
+from headstart.cli.doctor import plan_table
+from headstart.engines.llama import devices as llama_devices
+from headstart.engines.llama.binding import lib
+from headstart.engines.llama.device_plan import ALL
+from headstart.engines.llama.devices import CPU, GPU, INTEGRATED, Device
+from headstart.engines.llama.engine import LlamaEngine
+from headstart.engines.llama.placement import Placement, needs_of, place
+from headstart.engines.options import EngineOptions
+
+MIB = 1 << 20
+HOST = Device(CPU, "processor", 8 << 30, 8 << 30)
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> list[Device]:
+    """The devices of a build that can use GPUs."""
+    found = [HOST]
+    monkeypatch.setattr(llama_devices, "devices", lambda: found)
+    monkeypatch.setattr(lib, "llama_supports_gpu_offload", lambda: True)
+    return found
+
+
+def placed(model: Path, **given: object) -> Placement:
+    return place(model, [model], EngineOptions(str(model), **given))  # type: ignore[arg-type]
+
+
+def test_a_build_without_a_gpu_plans_nothing(tiny_model: Path) -> None:
+    assert placed(tiny_model) == Placement(0)
+    assert placed(tiny_model, gpu_layers=3) == Placement(3)
+
+
+def test_without_a_gpu_nothing_is_planned(tiny_model: Path, devices: list[Device]) -> None:
+    assert placed(tiny_model) == Placement(0)
+    devices.append(Device(GPU, "card", 4096 * MIB, 4096 * MIB))
+    assert placed(tiny_model, gpu_layers=0) == Placement(0)
+    assert placed(tiny_model).layers == ALL
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen35", "gemma3"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_kv_is_estimated_from_the_file(architecture: str, kv_type: str, tmp_path: Path) -> None:
+    """At least what the engine measures: some layers of hybrid models have none."""
+    model = tiny.write(tmp_path / "model.gguf", architecture)
+    needs = needs_of(model, model.stat().st_size, kv_type)
+    engine = LlamaEngine.load(EngineOptions(str(model), ctx=512, slots=1, threads=1, kv_type=kv_type), block_size=64)  # type: ignore[arg-type]
+    host, layers = engine.host, engine.facts.details["layers"]
+    engine.close()
+    assert host is not None
+    assert needs.layers == layers
+    assert host.kv <= needs.kv + 12 <= 8 * host.kv + 12, "12 bytes are a cell's"
+    if architecture == "llama":
+        assert needs.kv == host.kv
+
+
+def test_cards_count_before_what_shares_the_hosts_memory(tiny_model: Path, devices: list[Device]) -> None:
+    devices.append(Device(INTEGRATED, "chip", 1024 * MIB, 2048 * MIB))
+    found = placed(tiny_model).plan
+    assert found is not None
+    assert (found.device.name, found.device.unified, found.ctx) == ("chip", True, None)
+    devices += [Device(GPU, name, 2048 * MIB, 4096 * MIB) for name in ("one", "two")]
+    found = placed(tiny_model).plan
+    assert found is not None
+    assert (found.device.name, found.device.unified, found.device.free) == ("one, two", False, 4096 * MIB)
+
+
+def test_the_slots_are_those_that_the_card_allows(tiny_model: Path, devices: list[Device]) -> None:
+    devices.append(Device(GPU, "card", 590 * MIB, 600 * MIB))
+    wanted = placed(tiny_model)
+    assert wanted.plan is not None
+    engine = LlamaEngine.load(EngineOptions(str(tiny_model), threads=1), block_size=64)
+    shape, details, host = engine.shape, engine.facts.details, engine.host
+    engine.close()
+    assert (shape.ctx, shape.slots) == (wanted.plan.ctx, wanted.plan.slots)
+    assert details["gpu_layers"] == wanted.layers
+    assert details["gpu_plan"] == list(wanted.table)
+    assert host is not None
+    assert host.share == wanted.plan.host_share
+    assert host.live(512, 1) == int(host.share * host.size(512))
+    table = plan_table(details["gpu_plan"])
+    assert table.row_count == len(wanted.table)
+    assert "memory of its own" in str(table.title)
