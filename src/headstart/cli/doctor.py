@@ -95,7 +95,7 @@ def examine(settings: Settings, seconds: float = 60.0, console: Console | None =
 
 
 def plan_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """What goes to a GPU, and what other settings would change. The rows are those of `Placement.table`."""
+    """What goes to a GPU, and what other settings would change. The rows are those of `PlannedLayers.table`."""
     first = rows[0]
     kind = "the host's memory" if first["unified"] else "memory of its own"
     table = Table(title=f"{first['device']}: {show_size(first['device_free'])} free, {kind}", title_justify="left", box=None)

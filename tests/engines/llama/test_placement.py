@@ -13,7 +13,7 @@ from headstart.engines.llama.binding import lib
 from headstart.engines.llama.device_plan import ALL
 from headstart.engines.llama.devices import CPU, GPU, INTEGRATED, Device
 from headstart.engines.llama.engine import LlamaEngine
-from headstart.engines.llama.placement import Placement, needs_of, place
+from headstart.engines.llama.placement import PlannedLayers, needs_of, place
 from headstart.engines.options import EngineOptions
 
 MIB = 1 << 20
@@ -29,19 +29,19 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[Device]:
     return found
 
 
-def placed(model: Path, **given: object) -> Placement:
+def placed(model: Path, **given: object) -> PlannedLayers:
     return place(model, [model], EngineOptions(str(model), **given))  # type: ignore[arg-type]
 
 
 def test_a_build_without_a_gpu_plans_nothing(tiny_model: Path) -> None:
-    assert placed(tiny_model) == Placement(0)
-    assert placed(tiny_model, gpu_layers=3) == Placement(3)
+    assert placed(tiny_model) == PlannedLayers(0)
+    assert placed(tiny_model, gpu_layers=3) == PlannedLayers(3)
 
 
 def test_without_a_gpu_nothing_is_planned(tiny_model: Path, devices: list[Device]) -> None:
-    assert placed(tiny_model) == Placement(0)
+    assert placed(tiny_model) == PlannedLayers(0)
     devices.append(Device(GPU, "card", 4096 * MIB, 4096 * MIB))
-    assert placed(tiny_model, gpu_layers=0) == Placement(0)
+    assert placed(tiny_model, gpu_layers=0) == PlannedLayers(0)
     assert placed(tiny_model).layers == ALL
 
 

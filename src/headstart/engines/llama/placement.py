@@ -23,7 +23,7 @@ _NOW = "these settings"
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlannedLayers:
     """Where a model goes.
 
     Attributes:
@@ -37,7 +37,7 @@ class Placement:
     table: tuple[dict[str, Any], ...] = ()
 
 
-def place(path: Path, files: Sequence[Path], options: EngineOptions) -> Placement:
+def place(path: Path, files: Sequence[Path], options: EngineOptions) -> PlannedLayers:
     """Plans the layers. Without a usable GPU it is what the user chose, or none.
 
     Args:
@@ -48,13 +48,13 @@ def place(path: Path, files: Sequence[Path], options: EngineOptions) -> Placemen
     """
     chosen = options.gpu_layers
     if chosen == 0 or not lib.llama_supports_gpu_offload() or (device := _device()) is None:
-        return Placement(chosen or 0)
+        return PlannedLayers(chosen or 0)
     needs = needs_of(path, sum(file.stat().st_size for file in files), options.kv_type)
     found = plan(needs, device, ctx=options.ctx, slots=options.slots, layers=chosen)
     rows = {_NOW: found}
     if chosen is None:
         rows |= alternatives(needs, device, ctx=options.ctx, slots=options.slots, kv_type=options.kv_type)
-    return Placement(found.layers, found, tuple(_row(name, one) for name, one in rows.items()))
+    return PlannedLayers(found.layers, found, tuple(_row(name, one) for name, one in rows.items()))
 
 
 def needs_of(path: Path, weights: int, kv_type: str) -> ModelNeeds:
