@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
@@ -13,6 +13,7 @@ import uvicorn
 
 from headstart.api.app import create_app
 from headstart.api.auth import Keys
+from headstart.api.garbage import Garbage
 from headstart.api.server import Server
 from headstart.api.sockets import OWNER_ONLY, Port, UnixSocket
 from headstart.api.tls import tls
@@ -92,8 +93,7 @@ def serve(
 
     def ready() -> None:
         # Loaded objects stay for good. Unfrozen, the collector would scan them for each large body, sometimes for 25 ms.
-        gc.collect()
-        gc.freeze()
+        ending.callback(Garbage(app.state.service.idle).close)
         page = {} if settings.no_web else {"page": f"{address}/"}
         log.info("listening", url=f"{address}/v1", **page, health=f"{address}/health", **bound.hints(secured.scheme))
 
@@ -106,6 +106,7 @@ def serve(
         os._exit(code)
 
     address = f"{secured.scheme}://{bound.authority}"
+    ending = ExitStack()
 
     try:
         app = create_app(
@@ -138,6 +139,7 @@ def serve(
         server = Server(config, app.state.service, settings.drain, leave)
         server.run(sockets=[bound.socket])
     finally:
+        ending.close()
         bound.close()
     if failures:
         raise failures[0]

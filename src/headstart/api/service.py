@@ -121,6 +121,11 @@ class Service:
         assert self._hub is not None
         return self._hub
 
+    def idle(self) -> bool:
+        """Whether the runtime has no request and no turn to settle. May be called on any thread."""
+        runtime = self.runtime
+        return runtime is None or runtime.scheduler.idle
+
     def close(self) -> None:
         """Ends what listens to the runtime. Waits for the engine's current step."""
         if self._hub is not None:

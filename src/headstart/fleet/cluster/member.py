@@ -230,6 +230,10 @@ class Member:
         if not self._runtime.alive:
             raise EngineError("the engine thread has ended")
 
+    def idle(self) -> bool:
+        """Whether there is no request, and no turn to settle."""
+        return self._runtime.scheduler.idle
+
     def figures(self) -> MemberFigures:
         """What `headstart fleet status` shows."""
         now = self._runtime.snapshot()

@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentBroadcastResponse, DeploymentHandle
 from starlette.types import ASGIApp, Message
 
 from headstart.api.cache.actions import ChainAnswer, ChainRequest
+from headstart.api.garbage import Garbage
 from headstart.fleet.cluster import bridge
 from headstart.fleet.cluster.member import LATE, Member
 from headstart.fleet.cluster.running import Running, stopped, watch
@@ -43,6 +44,7 @@ class RayReplica:
         self._member = Member(setup, name)
         with reasoned():
             await self._member.start(RayFleet())
+        self._garbage = Garbage(self._member.idle)
         self._ending = asyncio.create_task(self._end(name, setup.grace))
 
     async def _end(self, name: str, grace: float) -> None:
@@ -81,6 +83,9 @@ class RayReplica:
         member = getattr(self, "_member", None)
         if member is not None:  # else the constructor failed
             await member.close()
+        garbage = getattr(self, "_garbage", None)
+        if garbage is not None:
+            garbage.close()
 
 
 class RayFleet:
