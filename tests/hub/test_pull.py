@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -285,19 +286,21 @@ UNSAFE = [
 ]
 
 
-@pytest.mark.parametrize("path", UNSAFE)
-def test_no_name_leads_out_of_the_cache(path: str, hub: HubServer, places: Folders, tmp_path: Path) -> None:
-    hub.repos["o/n"] = HubRepo({path: content(1, 5000), "ok-Q8_0.gguf": content(2, 5000)})
+def test_no_name_leads_out_of_the_cache(hub: HubServer, places: Folders, tmp_path: Path) -> None:
+    hub.repos["o/n"] = HubRepo({**dict.fromkeys(UNSAFE, content(1, 5000)), "ok-Q8_0.gguf": content(2, 5000)})
     assert pull("o/n", folders=places, fits=fits).name == "o/n:Q8_0"
-    with pytest.raises(HubError, match="not safe"):
-        HubCache(places.hub, "o/n").link("f" * 40, path, "ab" * 32)
+    with pytest.raises(ModelError, match=r"has no 'Q4_0'; it has Q8_0 \([^,]*\)\.$"):
+        pull("o/n:Q4_0", folders=places)
+    for path in UNSAFE:
+        with pytest.raises(HubError, match="not safe"):
+            HubCache(places.hub, "o/n").link("f" * 40, path, "ab" * 32)
     assert {path.name for path in tmp_path.iterdir()} == {".cache", "state"}
 
 
-@pytest.mark.parametrize("digest", ["../../../x", "AB" * 32, "", "ab" * 31, None, 5])
-def test_no_hash_leads_out_of_the_cache(digest: object, hub: HubServer, places: Folders) -> None:
-    repo = hub.repos["o/n"] = HubRepo({"n-Q4_0.gguf": content(1, 5000)}, small={"n-Q4_0.gguf"})
-    repo.digests["n-Q4_0.gguf"] = digest  # type: ignore[assignment]
+def test_no_hash_leads_out_of_the_cache(hub: HubServer, places: Folders) -> None:
+    digests: list[Any] = ["../../../x", "AB" * 32, "", "ab" * 31, None, 5]
+    names = {f"n{number}-Q4_0.gguf": digest for number, digest in enumerate(digests)}
+    hub.repos["o/n"] = HubRepo(dict.fromkeys(names, content(1, 5000)), small={*names}, digests=names)
     with pytest.raises(ModelError, match=r"no \.gguf file"):
         pull("o/n", folders=places, fits=fits)
     assert not places.hub.exists()
