@@ -66,7 +66,7 @@ def settled(runtime: Runtime) -> None:
         version = runtime.cache.store.terms.version
         look, below = runtime.cache.store.terms.look, True
         if isinstance(disk, WriteBehind):
-            below = disk._terms_seen == version and abs(disk._looked - clock()) < look
+            below = disk._terms_seen == version and abs(disk._looked - clock()) < look and disk._expiring is None
         told = not (getattr(disk, "_notices", ()) or offload.erased or expiry.busy)
         return below and expiry._version == version and expiry.pause > 0 and told
 

@@ -2,7 +2,8 @@
 
 * New objects have growing numbers. All of them are read when a disk was opened; then those behind the last number.
 * An evicted object leaves a ghost, and ghosts have growing numbers too.
-* An erased object leaves nothing; only a count of erasures grows. Then all known objects are compared with the catalogue.
+* An erased object leaves nothing; only a count of erasures grows. Then all known objects are compared with the catalogue,
+  unless this process has erased them itself, and has removed them from `known`.
 
 Used on the disk thread.
 """
@@ -149,6 +150,7 @@ class CatalogWatch:
             if key in self.known:
                 self.known.remove([key])
                 yield ObjectGone(key)
+        catalog.ages.seen = self._seen_ghosts
         done = 0
         while self._to_compare and done < 2 * PIECE:
             keys, low, high = self.known.part(self._to_compare.pop())
@@ -162,6 +164,10 @@ class CatalogWatch:
         self.erased |= {*keys} - evicted
         for key in keys:
             yield ObjectGone(key) if key in evicted else ObjectErased(key)
+
+    def erased_here(self, times: int) -> None:
+        """This process has erased objects so often since the last call, and all of them were removed from `known`."""
+        self._erasures += times if self._erasures >= 0 else 0
 
     def looked_up(self, catalog: Catalog, keys: Collection[bytes]) -> list[Notice]:
         """The engine has found these objects before they were reported. News of those that have gone since then."""

@@ -31,7 +31,7 @@ from headstart.tiers.disk import Disk, FormatError, Label, Note
 from headstart.tiers.disk.catalog import Row, look_up
 from headstart.tiers.disk.format import ALIGN
 from headstart.tiers.disk.schema import damages
-from headstart.tiers.disk.store import AT_ONCE, RESERVE
+from headstart.tiers.disk.store import AT_A_TIME, AT_ONCE, RESERVE
 from headstart.tiers.notices import Notice, ObjectErased, ObjectFound, ObjectGone, ObjectRefused, ObjectStored
 from headstart.tiers.parallel_read import ParallelRead
 from headstart.units import count, show_size
@@ -116,6 +116,9 @@ class WriteBehind:
         self._watch = CatalogWatch(fingerprint)
         self._listed = True  # whether the notices of all objects are in the queue; none are while the disk cannot be used
         self._tidying: Iterator[tuple[list[Label], list[bytes]]] | None = None
+        self._expiring: Iterator[tuple[list[bytes], list[bytes]]] | None = None
+        self._began_look = -math.inf  # when its look began
+        self._erased_now: set[bytes] = set()  # by users, in this round: what was offered before must not be written
         self._sizes = (0, 0, 0, 0)
         self._measured: tuple[int, ...] = ()  # the catalogue's version then
         self._mended: Counter[str] = Counter()
@@ -182,8 +185,11 @@ class WriteBehind:
 
     def erase(self, keys: Collection[bytes]) -> Future[int]:
         def erase(disk: Disk) -> int:
+            self._erased_now.update(keys)
+            before = disk.catalog.ages.own
             gone = disk.erase(keys)
             self._forget([row.label.key for row in gone], ObjectErased)
+            self._watch.erased_here(disk.catalog.ages.own - before)
             return sum(row.allocated for row in gone)
 
         return self._ask(erase)
@@ -324,7 +330,7 @@ class WriteBehind:
         """A batch of offered objects, keys to discard after it, and whether to stop. Waits a short time for the first item."""
         batch: list[tuple[Label, Bytes]] = []
         size = 0
-        while size < BATCH:
+        while size < BATCH and len(batch) < AT_A_TIME:
             try:
                 item = self._queue.get_nowait() if batch else self._queue.get(timeout=self._pause)
             except queue.Empty:
@@ -342,7 +348,7 @@ class WriteBehind:
         """Seconds to wait for work."""
         if self._watch.more and self._disk is not None and time.monotonic() >= self._failing_until:
             return 0.0 if len(self._notices) < BACKLOG else SHORT
-        return POLL if self._tidying is None else SHORT
+        return POLL if self._tidying is None and self._expiring is None else SHORT
 
     def _wanted(self, batch: list[tuple[Label, Bytes]]) -> list[tuple[Label, Bytes]]:
         """The objects of a batch, without those that were discarded after they were offered."""
@@ -356,6 +362,7 @@ class WriteBehind:
     def _work(self, batch: list[tuple[Label, Bytes]]) -> None:
         """One round of work. An error of the disk ends it and refuses the batch."""
         reason = "failing"
+        self._erased_now.clear()
         try:
             if time.monotonic() >= self._failing_until and (self._disk is not None or self._open()):
                 disk = self._disk
@@ -443,7 +450,7 @@ class WriteBehind:
                 if self._mended.total():
                     found, dropped = count(self._mended["found"], "object"), count(self._mended["dropped"], "row")
                     log.info("after a crash: %s found again, %s dropped", found, dropped)
-                    self._looked = -math.inf  # what was found may be expired
+                    self._looked = self._began_look = -math.inf  # what was found may be expired
             else:
                 self._mended.update(found=len(piece[0]), dropped=len(piece[1]))
                 self._forget(piece[1])
@@ -454,19 +461,28 @@ class WriteBehind:
         self._watch.known.remove(gone)
         self._notices.extend(map(notice, gone))
 
-    def _expire(self, disk: Disk) -> None:
-        """Erases expired objects from time to time."""
+    def _expire(self, disk: Disk, *, whole: bool = False) -> None:
+        """Erases expired objects from time to time, a piece in each round. `whole`: all pieces."""
         if self._terms_seen != self._terms.version:
             self._terms_seen, self._looked = self._terms.version, -math.inf
         now = self._clock()
-        if abs(now - self._looked) >= self._terms.look:  # the clock may be set back
+        if self._expiring is None and abs(now - self._looked) >= self._terms.look:  # the clock may be set back
             self._agree(disk)
-            erased, evicted = disk.expire(self._terms, self._spared)
-            self.counters.update(["erased"] * len(erased) + ["evicted"] * len(evicted))
-            self._forget(erased, ObjectErased)
-            self._forget(evicted)
-            self._agree(disk)  # `expire` may have removed some terms
-            self._looked = now
+            self._expiring, self._began_look = disk.expire(self._terms, self._spared), now
+        while self._expiring is not None:
+            before = disk.catalog.ages.own
+            piece = next(self._expiring, None)
+            if piece is None:
+                self._agree(disk)  # `expire` may have removed some terms
+                self._expiring, self._looked = None, self._began_look
+            else:
+                erased, evicted = piece
+                self.counters.update(["erased"] * len(erased) + ["evicted"] * len(evicted))
+                self._forget(erased, ObjectErased)
+                self._forget(evicted)
+                self._watch.erased_here(disk.catalog.ages.own - before)
+                if not whole:
+                    break
 
     def _agree(self, disk: Disk) -> None:
         """Writes the terms that were set here into the catalogue, and reads those of other processes."""
@@ -475,7 +491,10 @@ class WriteBehind:
         self._terms.learn(disk.catalog.ages.terms(), news)
 
     def _erased(self, disk: Disk, label: Label) -> bool:
-        """Whether a user has deleted this object since the folder was opened, so that it must not be written."""
+        """Whether an object must not be written: it has expired, or a user has deleted it since the folder was opened."""
+        due = self._terms.due(label.owner, self._clock()) if label.owner else -math.inf
+        if label.key in self._erased_now or 0 < label.written <= due:
+            return True
         wiped, _ = disk.catalog.ages.wiped()
         before = self._terms.before if self._terms.obeyed == wiped else wiped
         if wiped not in (0.0, self._watch.wiped_first) and label.written <= before:
@@ -523,12 +542,13 @@ class WriteBehind:
             self._disk.catalog.ranks.learn(self._clock())
             self._watch.restart()
             self._tidying, self._tidied, self._looked, self._measured = None, float("-inf"), -math.inf, ()
+            self._expiring = None
             if self._disk.budget <= RESERVE:
                 warning = "nothing fits on %s of disk: free some, or give more %s"
                 log.warning(warning, show_size(self._disk.budget), OptionText(option("disk_budget")))
             self._sizes = (self._disk.used, self._disk.budget, self._disk.reserved, len(self._disk))
             if len(self._disk) <= AT_ONCE:  # otherwise the thread does it, piece by piece
-                self._expire(self._disk)
+                self._expire(self._disk, whole=True)
                 while self._watch.more and len(self._notices) < BACKLOG:
                     self._look(self._disk)
             self._foreign = self._disk.catalog.foreign(self._fingerprint)
@@ -541,7 +561,7 @@ class WriteBehind:
         if not self._failing_until:
             log.warning("the disk fails, serving goes on without it: %s", error)
         _clear_frames(error)
-        self._tidying = None
+        self._tidying = self._expiring = None
         self._failing_until = time.monotonic() + PATIENCE
         self.counters["faults"] += 1
         if self._disk is not None and _only_writing(error):

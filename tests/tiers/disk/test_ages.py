@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -26,6 +26,7 @@ from headstart.prefix_cache.expiry import LONGEST_REQUEST, LOOKS, Terms
 from headstart.tiers import write_behind
 from headstart.tiers.disk import Disk, Label, Note, schema
 from headstart.tiers.disk import store as disk_store
+from headstart.tiers.disk.catalog import Catalog
 from headstart.tiers.notices import EverythingErased, Notice, ObjectErased, ObjectFound, ObjectGone, ObjectRefused, ObjectStored
 from headstart.tiers.write_behind import WriteBehind
 from live import wait_until
@@ -71,6 +72,14 @@ def traces(folder: Path, number: int) -> set[str]:
 
 def note(number: int) -> Note:
     return Note(b"key of %04d" % number, label(number).key, b"what is noted of %04d" % number)
+
+
+def expire_all(
+    disk: Disk, terms: Terms, spared: Callable[[], Collection[bytes]] = frozenset
+) -> tuple[list[bytes], list[bytes]]:
+    """What all pieces have deleted, and evicted."""
+    pieces = [*disk.expire(terms, spared)]
+    return [key for gone, _ in pieces for key in gone], [key for _, gone in pieces for key in gone]
 
 
 # ── terms ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -147,7 +156,7 @@ def test_what_is_due_leaves_no_trace(tmp_path: Path, seed: int) -> None:
         if dice.random() < 0.1:
             terms.give(dice.choice(OWNERS), dice.choice((None, 3 * DAY, 9 * DAY)), START)
         if dice.random() < 0.3:
-            gone = set(disk.expire(terms)[0])
+            gone = set(expire_all(disk, terms)[0])
             for one, its in list(known.items()):
                 due = its.written <= terms.due(its.owner, clock.now)
                 if due:
@@ -163,7 +172,7 @@ def test_what_is_due_leaves_no_trace(tmp_path: Path, seed: int) -> None:
     assert seen == {"stored", "evicted", "aside"} or (seed > 1 and seen >= {"stored", "evicted"})
     clock.now += 99 * DAY
     terms.cap(DAY)
-    disk.expire(terms)
+    expire_all(disk, terms)
     assert not any(traces(tmp_path, one) for one in range(80))
     disk.close()
 
@@ -198,7 +207,7 @@ def test_an_object_of_a_later_version_goes_by_the_time_of_its_file(tmp_path: Pat
         disk.catalog.remove([label(1).key, label(2).key])
         disk.reconcile()
         clock.now = START + 9 * DAY
-        disk.expire(Terms(7 * DAY))
+        expire_all(disk, Terms(7 * DAY))
         assert [disk.path(label(number).key).exists() for number in (1, 2)] == [False, True]
 
 
@@ -207,7 +216,7 @@ def test_without_a_term_nothing_goes(tmp_path: Path) -> None:
     with closing(Disk(tmp_path, BIG, clock=clock)) as disk:
         disk.write([(label(1), rows(1))])
         clock.now += 1e9
-        assert disk.expire(Terms()) == ([], [])
+        assert expire_all(disk, Terms()) == ([], [])
         assert label(1).key in disk
 
 
@@ -260,7 +269,7 @@ def test_a_folder_of_version_3_learns_ages_and_owners(tmp_path: Path) -> None:
         }
         terms = Terms()
         terms.give(OWNERS[1], DAY, START)
-        assert set(disk.expire(terms)[0]) == {label(2).key, label(4).key}, "and what may be anybody's"
+        assert set(expire_all(disk, terms)[0]) == {label(2).key, label(4).key}, "and what may be anybody's"
 
 
 def test_what_was_broken_off_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +288,7 @@ def test_what_was_broken_off_is_finished(tmp_path: Path, monkeypatch: pytest.Mon
             disk.catalog.note(FINGERPRINT, [note(number)], START + number // 20 * DAY)
         clock.now += 7 * DAY
         monkeypatch.setattr(schema, "scrub", killed)
-        disk.expire(Terms(7 * DAY))
+        expire_all(disk, Terms(7 * DAY))
         disk.erase([label(30).key])
         monkeypatch.undo()
         assert disk.catalog.ages.clean
@@ -288,7 +297,7 @@ def test_what_was_broken_off_is_finished(tmp_path: Path, monkeypatch: pytest.Mon
     assert any(traces(expired, number) for number in range(20))
     assert traces(erased, 30)
     with closing(Disk(expired, BIG, clock=clock)) as disk:
-        assert disk.expire(Terms(7 * DAY)) == ([], []), "nothing is due"
+        assert expire_all(disk, Terms(7 * DAY)) == ([], []), "nothing is due"
         assert not any(traces(expired, number) for number in range(20))
         assert traces(expired, 20)
     with closing(Disk(erased, BIG, clock=clock)) as disk:
@@ -305,14 +314,14 @@ def test_who_reads_for_long_only_puts_it_off(tmp_path: Path) -> None:
         reader.execute("BEGIN")
         assert reader.execute("SELECT COUNT(*) FROM objects").fetchone() == (3,)
         clock.now += 7 * DAY
-        assert disk.expire(Terms(7 * DAY))[0] == [label(1).key]
+        assert expire_all(disk, Terms(7 * DAY))[0] == [label(1).key]
         with pytest.raises(BlockingIOError, match="run `headstart cache gc` to finish"):
             disk.erase([label(2).key])
         assert traces(tmp_path, 1) | traces(tmp_path, 2) <= {"index.sqlite", "index.sqlite-wal"}
         assert traces(tmp_path, 1)
         assert not disk.catalog.ages.clean
         reader.execute("COMMIT")
-        disk.expire(Terms(7 * DAY))
+        expire_all(disk, Terms(7 * DAY))
         assert disk.catalog.ages.clean
         assert not traces(tmp_path, 1) | traces(tmp_path, 2)
         assert traces(tmp_path, 3)
@@ -375,7 +384,7 @@ def test_the_folder_forgets_terms_of_owners_of_whom_it_has_nothing(tmp_path: Pat
         assert ages.terms().keys() == {OWNERS[0], OWNERS[1]}
         terms, clock.now = Terms(), gone
         terms.learn(ages.terms(), {})
-        disk.expire(terms)
+        expire_all(disk, terms)
         assert ages.terms() == {}
         assert not traces(tmp_path, 0)
 
@@ -417,7 +426,7 @@ def test_a_look_costs_no_more_where_very_many_have_terms(tmp_path: Path) -> None
         disk.write([(label(number), rows(number)) for number in range(4)])
         disk.catalog.ages.keep(terms.owners, START)
         disk.catalog._db.set_trace_callback(said.append)
-        disk.expire(terms)
+        expire_all(disk, terms)
         assert len(said) < 40
 
 
@@ -430,7 +439,7 @@ def test_what_gives_way_to_the_second_catalogue_is_told(tmp_path: Path, monkeypa
         disk._given = disk.used
         disk.measure()
         clock.now += 7 * DAY
-        erased, evicted = disk.expire(Terms(7 * DAY), lambda: [label(5).key])
+        erased, evicted = expire_all(disk, Terms(7 * DAY), lambda: [label(5).key])
         assert erased == [label(0).key]
         assert evicted
         assert label(5).key in disk
@@ -599,6 +608,57 @@ def test_what_is_on_its_way_to_the_disk_is_erased_too(tmp_path: Path, running: W
             other.catalog.ages.scrub()
         assert any(isinstance(one, ObjectRefused) for one in collected(running, ObjectErased))
         assert not traces(tmp_path, 3)
+
+
+def test_what_is_being_written_is_erased_too(tmp_path: Path, running: WriteBehind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its round of writing has begun when the owner's wish comes. When that is answered, nothing is there, nor comes later."""
+    expire, begun, asked = WriteBehind._expire, threading.Event(), threading.Event()
+
+    def late(tier: WriteBehind, disk: Disk, **options: bool) -> None:
+        expire(tier, disk, **options)
+        if tier._waiting and not begun.is_set():
+            begun.set()
+            assert asked.wait(30)
+
+    monkeypatch.setattr(WriteBehind, "_expire", late)
+    assert running.offer(label(0, written=START), rows(0))
+    assert begun.wait(30)
+    done = running.erase([label(0).key])
+    asked.set()
+    assert done.result(30) == 0
+    assert next(one for one in collected(running, ObjectRefused) if isinstance(one, ObjectRefused)).reason == "erased"
+    assert running.offer(label(1, written=START), rows(1))
+    collected(running, ObjectStored)
+    assert not traces(tmp_path, 0)
+
+
+def test_what_has_expired_on_its_way_is_not_written(tmp_path: Path) -> None:
+    clock, terms = Clock(), Terms(7 * DAY)
+    tier = WriteBehind(lambda: Disk(tmp_path, BIG, clock=clock), FINGERPRINT, BIG, terms, clock)
+    for number, age in enumerate((7, 1)):
+        assert tier.offer(replace(label(number, OWNERS[0], START - age * DAY), owner=OWNERS[0]), rows(number))
+    with closing(Disk(tmp_path, BIG, clock=clock)) as disk:
+        found = collected(tier, ObjectStored)
+        assert [one.label.key for one in found if isinstance(one, ObjectRefused)] == [label(0).key]
+        assert disk.catalog.keys() == {label(1).key}
+    assert tier.close(30)
+
+
+def test_what_this_process_erases_it_need_not_look_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what another one erases makes it compare all that it knows."""
+    clock, compared = Clock(), list[object]()
+    monkeypatch.setattr(Catalog, "keys_between", lambda *_: compared.append(0) or set())
+    tier = WriteBehind(lambda: Disk(tmp_path, BIG, clock=clock), FINGERPRINT, BIG, Terms(7 * DAY), clock)
+    for number in range(4):
+        assert tier.offer(label(number, OWNERS[0], START - number * DAY), rows(number))
+    collected(tier, ObjectStored, 4)
+    assert tier.erase([label(0).key]).result(30)
+    clock.now += 5 * DAY
+    assert {one.key for one in collected(tier, ObjectErased, 3) if isinstance(one, ObjectErased)} == {
+        label(number).key for number in (0, 2, 3)
+    }
+    assert not compared
+    assert tier.close(30)
 
 
 def test_terms_outlive_the_server(tmp_path: Path) -> None:

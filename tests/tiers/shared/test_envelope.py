@@ -59,9 +59,7 @@ def why(name: str, blob: Blob, label: Label, keys: tuple[SealKey, ...], size: in
     return caught.value.reason
 
 
-def test_what_was_sealed_is_opened(
-    name: str, sealed: Blob, label: Label, payload: Bytes, keys: tuple[SealKey, ...]
-) -> None:
+def test_what_was_sealed_is_opened(name: str, sealed: Blob, label: Label, payload: Bytes, keys: tuple[SealKey, ...]) -> None:
     out = np.zeros_like(payload)
     assert open_sealed(name, sealed, label, out, keys) == OpenedSeal(label, len(payload), WRITER.hex())
     assert (out == payload).all()
@@ -141,9 +139,7 @@ def test_any_changed_byte_is_a_miss(
 
 @quick
 @given(size=st.integers(0, 10_000))
-def test_a_truncated_object_is_a_miss(
-    name: str, sealed: Blob, label: Label, keys: tuple[SealKey, ...], size: int
-) -> None:
+def test_a_truncated_object_is_a_miss(name: str, sealed: Blob, label: Label, keys: tuple[SealKey, ...], size: int) -> None:
     assert why(name, sealed[: size % len(sealed)], label, keys) == "truncated"
     assert why(name, memoryview(bytes(sealed) + bytes(size + 1)), label, keys) == "truncated"
 

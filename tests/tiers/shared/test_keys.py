@@ -41,9 +41,7 @@ def test_rotation_keeps_names_and_the_last_key(tmp_path: Path) -> None:
 
 def test_owners_and_purposes_have_keys_of_their_own() -> None:
     fleet = FleetKeys.generate()
-    found = [
-        fleet.derived(purpose, owner, "blake3")[0] for purpose in ("tag", "wrap") for owner in (OWNER, OTHER, b"")
-    ]
+    found = [fleet.derived(purpose, owner, "blake3")[0] for purpose in ("tag", "wrap") for owner in (OWNER, OTHER, b"")]
     assert len({key.secret for key in found}) == len({key.id for key in found}) == 6
 
 

@@ -5,8 +5,9 @@ For one thread at a time. Times are seconds since 1970.
 
 from __future__ import annotations
 
+import math
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from headstart.prefix_cache.expiry import Terms, outlived
 from headstart.tiers.disk import schema
@@ -16,44 +17,58 @@ _NOBODY = b"nobody"
 
 
 class Ages:
-    """All methods raise sqlite3.Error."""
+    """All methods raise sqlite3.Error.
+
+    Attributes:
+        own: how many times this process has deleted rows without a ghost. It knows which.
+        seen: the number of the latest ghost that this process knows.
+    """
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._db = database
+        self.own = self.seen = 0
 
-    def due(self, terms: Terms, now: float) -> set[bytes]:
-        """Keys of the expired objects."""
-        oldest = terms.cut(_NOBODY, now)
-        found = {key for (key,) in self._db.execute("SELECT key FROM objects WHERE written <= ?", (oldest,))}
-        # The owners that have a term may be many more than those of objects.
-        known = self._db.execute("SELECT owner FROM owned").fetchall()
-        for owner in (owner for (owner,) in known if not owner or owner in terms.owners):
-            query = "SELECT key FROM objects WHERE owner = ? AND written <= ?"
-            found.update(key for (key,) in self._db.execute(query, (owner, terms.cut(owner, now))))
-        return found
+    def due(self, terms: Terms, now: float, owner: bytes | None, most: int) -> list[bytes]:
+        """Up to `most` keys of expired objects, the oldest first.
+
+        Args:
+            owner: whose objects; None for those that are older than everybody's term.
+        """
+        whose, before = ("", terms.cut(_NOBODY, now)) if owner is None else ("owner = ? AND", terms.cut(owner, now))
+        query = f"SELECT key FROM objects WHERE {whose} written <= ? ORDER BY written LIMIT ?"
+        return [key for (key,) in self._db.execute(query, (*(() if owner is None else (owner,)), before, most))]
+
+    def owners(self, after: bytes | None, most: int) -> list[bytes]:
+        """Owners of objects, in order, behind `after`; None for the first ones."""
+        query = "SELECT owner FROM owned WHERE ? IS NULL OR owner > ? ORDER BY owner LIMIT ?"
+        return [bytes(owner) for (owner,) in self._db.execute(query, (after, after, most))]
 
     def old(self, before: float) -> set[bytes]:
         """Keys of the objects that were written up to the time `before`."""
         return {key for (key,) in self._db.execute("SELECT key FROM objects WHERE written <= ?", (before,))}
 
-    def fade(self, terms: Terms, now: float) -> None:
-        """Deletes expired ghosts and notes."""
+    def fade(self, terms: Terms, now: float, most: int) -> Iterator[None]:
+        """Deletes expired ghosts and notes, in pieces of up to `most`. Others may write between two pieces."""
         owner = "COALESCE((SELECT owner FROM objects WHERE key = block), x'')"  # the owner of a note's block, if that is there
-        with schema.change(self._db):
-            for table, whose in (("ghosts", "owner"), ("notes", owner)):
-                query = f"SELECT number, {whose}, written FROM {table} WHERE written <= ?"
-                rows = self._db.execute(query, (terms.cut(b"", now),))  # nobody's term is shorter
-                old = [(number,) for number, owner, written in rows if written <= terms.cut(owner, now)]
-                if old:
-                    schema.soil(self._db)
-                    self._erasure()
-                    self._db.executemany(f"DELETE FROM {table} WHERE number = ?", old)
+        for table, whose in (("ghosts", "owner"), ("notes", owner)):
+            query = f"SELECT number, {whose}, written FROM {table} WHERE number > ? AND written <= ? ORDER BY number LIMIT ?"
+            last = 0
+            while rows := self._db.execute(query, (last, terms.cut(b"", now), most)).fetchall():  # nobody's term is shorter
+                last = rows[-1][0]
+                if old := [(number,) for number, owner, written in rows if written <= terms.cut(owner, now)]:
+                    with schema.change(self._db):
+                        schema.soil(self._db)
+                        self._erasure()
+                        self._db.executemany(f"DELETE FROM {table} WHERE number = ?", old)
+                    self.own += table == "notes" or old[-1][0] <= self.seen
+                yield
 
     def erase(self, keys: Collection[bytes]) -> None:
         """Deletes the rows of objects, their ghosts and their notes."""
         if keys:
             with schema.change(self._db):
                 self._erase(keys)
+            self.own += 1
 
     def _erase(self, keys: Collection[bytes]) -> None:
         schema.soil(self._db)
@@ -79,6 +94,7 @@ class Ages:
             last, times = self.wiped()
             values = max(before, last if last <= now else 0.0), times + 1  # the clock may have been set back
             self._db.execute("INSERT OR REPLACE INTO erased (id, before, times) VALUES (1, ?, ?)", values)
+        self.own += not before > -math.inf  # with a time, it also deletes ghosts that nobody may have seen
 
     def wiped(self) -> tuple[float, int]:
         """The time up to which a user has deleted everything (0 if never), and the number of all such deletions."""
@@ -115,7 +131,9 @@ class Ages:
         with schema.change(self._db):
             # Older releases did not note when.
             self._db.execute("INSERT OR IGNORE INTO given (owner, at) SELECT owner, ? FROM terms", (now,))
-            known = self._db.execute("SELECT owner, seconds, at FROM terms JOIN given USING (owner)")
+            known = self._db.execute(
+                "SELECT owner, seconds, at FROM terms JOIN given USING (owner) WHERE at + 2 * seconds <= ?", (now,)
+            )
             over = {owner for owner, seconds, at in known if outlived(seconds, at) <= now}
             if over:
                 over -= {owner for (owner,) in self._db.execute("SELECT owner FROM owned UNION SELECT owner FROM ghosts")}

@@ -324,6 +324,7 @@ class Catalog:
         now: float | None = None,
         shares: OwnerLimits | None = None,
         coming: Collection[bytes] = (),
+        most: int | None = None,
     ) -> list[Row]:
         """Objects to evict so that `need` bytes become free, in the order of `prefix_cache/eviction_order`.
 
@@ -333,9 +334,10 @@ class Catalog:
             spare: objects that stay too.
             shares: counts what each owner will hold of new objects. It counts the stored ones too, of all owners who matter.
             coming: the owners of new objects.
+            most: objects.
         """
         now = time.time() if now is None else now
-        found = self.ranks.victims(spare, need, now, NoQuota() if shares is None else shares, coming)
+        found = self.ranks.victims(spare, need, now, NoQuota() if shares is None else shares, coming, most)
         return [row for key in found if (row := self.get(key)) is not None]
 
     def kept(self, spare: Collection[bytes], shares: OwnerLimits | None = None) -> int:

@@ -188,13 +188,19 @@ class Ranks:
     # ── victims ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def victims(
-        self, spare: Collection[bytes], need: int, now: float, limits: OwnerLimits, coming: Collection[bytes] = ()
+        self,
+        spare: Collection[bytes],
+        need: int,
+        now: float,
+        limits: OwnerLimits,
+        coming: Collection[bytes] = (),
+        most: int | None = None,
     ) -> list[bytes]:
         """See `Catalog.victims`. `coming`: the owners for whom `limits` counts something already."""
         self._refresh(now)
         self._renew(LEAST, now)
         self.hold(limits, coming)
-        found = self._choose(spare, need, limits)
+        found = self._choose(spare, need, limits, most)
         if (more := PER_VICTIM * len(found) - LEAST) > 0:
             self._renew(more, now)
         return found
@@ -211,14 +217,14 @@ class Ranks:
                 if owner not in limits.over():
                     break
 
-    def _choose(self, spare: Collection[bytes], need: int, limits: OwnerLimits) -> list[bytes]:
+    def _choose(self, spare: Collection[bytes], need: int, limits: OwnerLimits, most: int | None) -> list[bytes]:
         taken = set(spare)
         everyone = _Queue(self._leaves(), taken)
         own: dict[bytes, _Queue] = {}
         left: dict[bytes, int] = {}  # children that stay, by parent
         freed: list[_Leaf] = []
         found: list[bytes] = []
-        while need > 0:
+        while need > 0 and (most is None or len(found) < most):
             for owner in limits.over():
                 if owner not in own:
                     own[owner] = _Queue(self._leaves(owner), taken)

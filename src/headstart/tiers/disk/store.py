@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,8 @@ UNSEEN = 64 << 20
 """Bytes that are kept free as long as objects without a row may be there: more than a write of each of two processes."""
 TOGETHER = 128 << 20
 """Bytes that are evicted together."""
+AT_A_TIME = 32
+"""Objects that are evicted, or deleted because they have expired, in one piece."""
 PIECE = 256
 """Files that are looked at in one piece."""
 CHECKED = 8 << 20
@@ -278,7 +281,8 @@ class Disk(Store):
             for file in coming:
                 shares.hold(file.label.owner, self._need(file))
             victims = [
-                row.label.key for row in self.catalog.victims(spare, min(missing, TOGETHER), shares=shares, coming=owners)
+                row.label.key
+                for row in self.catalog.victims(spare, min(missing, TOGETHER), shares=shares, coming=owners, most=AT_A_TIME)
             ]
             if not victims:
                 break
@@ -372,23 +376,50 @@ class Disk(Store):
                 raise BlockingIOError("another process reads the catalogue for too long; run `headstart cache gc` to finish")
         return [row for row in rows if row.label.key in gone]
 
-    def expire(self, terms: Terms, spared: Callable[[], Collection[bytes]] = frozenset) -> tuple[list[bytes], list[bytes]]:
-        """Deletes expired objects. Returns their keys, and the keys of objects that were evicted meanwhile.
+    def expire(
+        self, terms: Terms, spared: Callable[[], Collection[bytes]] = frozenset
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Deletes expired objects, in pieces: the keys of those that are gone, and of objects that were evicted meanwhile.
 
-        Objects that are `spared` are not evicted.
+        Objects that are `spared` are not evicted. Others may write between two pieces. The last piece removes all traces. If it
+        is not reached, the next call does so.
         """
         if terms.shortest == math.inf:
-            return [], []
+            return
+        yield from self._expire(terms, None)
+        owner: bytes | None = None
+        while owners := self.catalog.ages.owners(owner, PIECE):
+            owner = owners[-1]
+            # The owners that have a term may be many more than those of objects.
+            for one in owners:
+                if not one or one in terms.owners:
+                    yield from self._expire(terms, one)
+            yield [], []
+        now = self._clock()
+        for _ in self.catalog.ages.fade(terms, now, PIECE):
+            yield [], []
         with self.writing():
-            now = self._clock()
-            keys = self.catalog.ages.due(terms, now)
-            gone = self._remove(keys, lambda: self.catalog.ages.erase(keys))
-            self.catalog.ages.fade(terms, now)
             before = terms.cut(b"", now)
-            self._quarantine.drop({self.path(key).name for key in keys}, before)
+            self._quarantine.drop((), before)
             evicted = self._sweep(before, spared())
             self.catalog.ages.forget_terms(now)
-        return gone, evicted
+        yield [], evicted
+
+    def _expire(self, terms: Terms, owner: bytes | None) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Deletes the expired objects of an owner, or with None those that are older than everybody's term."""
+        stuck = set[bytes]()
+
+        def due() -> list[bytes]:
+            found = self.catalog.ages.due(terms, self._clock(), owner, AT_A_TIME + len(stuck))
+            return [key for key in found if key not in stuck]
+
+        while due():
+            with self.writing():
+                keys = due()
+                gone = self._remove(keys, partial(self.catalog.ages.erase, keys))
+                self._quarantine.drop({self.path(key).name for key in keys}, -math.inf)
+            stuck |= {*keys} - {*gone}
+            yield gone, []
 
     def _sweep(self, before: float, spare: Collection[bytes] = ()) -> list[bytes]:
         """Deletes files without a row, and makes all deletions durable. Returns the keys of objects evicted for it."""

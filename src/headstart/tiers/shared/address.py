@@ -1,8 +1,8 @@
 """Addresses: which store a URL means, and what it needs (`--shared`, `--shared-key-file`).
 
-    valkey://[user@]host[:port][/database]      valkeys:// with TLS; redis:// and rediss:// mean the same
-    s3://bucket[/prefix][?endpoint=URL&region=NAME]
-    file:///path/of/a/folder
+valkey://[user@]host[:port][/database]      valkeys:// with TLS; redis:// and rediss:// mean the same
+s3://bucket[/prefix][?endpoint=URL&region=NAME]
+file:///path/of/a/folder
 """
 
 from __future__ import annotations

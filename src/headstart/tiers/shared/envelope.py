@@ -191,9 +191,7 @@ def _seal(name: str, payload: memoryview, header: bytes, key: SealKey, writer: b
     size = _HEAD.size + len(payload) + len(header) + tag
     nonce = bytes(12) if key.cipher == "blake3" else secrets.token_bytes(12)
     sealed = room(size)
-    sealed[: _HEAD.size] = _HEAD.pack(
-        MAGIC, VERSION, number, size, len(payload), key.id, writer, _subject(name), nonce
-    )
+    sealed[: _HEAD.size] = _HEAD.pack(MAGIC, VERSION, number, size, len(payload), key.id, writer, _subject(name), nonce)
     plain = sealed[_HEAD.size : -tag] if key.cipher == "blake3" else room(size - tag - _HEAD.size)
     plain[: len(payload)] = payload
     plain[len(payload) :] = header
