@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import growth_disk, growth_eviction, growth_memory
+from benchmarks import growth_disk, growth_eviction, growth_expiry, growth_memory
 from benchmarks.growth_rows import Measurement, Row, held, timed
 from benchmarks.plots import growth_curves
 from benchmarks.processor import caption
@@ -164,6 +164,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "memory": memory,
     "eviction": growth_eviction.measured,
     "entries": growth_memory.measured,
+    "expiry": growth_expiry.measured,
     "disk": growth_disk.measured,
 }
 
