@@ -18,6 +18,7 @@ from headstart.cli import cache as cli_cache
 from headstart.cli import explain as cli_explain
 from headstart.cli import fleet as cli_fleet
 from headstart.cli import foreign as cli_foreign
+from headstart.cli import install_gpu as cli_install_gpu
 from headstart.cli import models as cli_models
 from headstart.cli import pull as cli_pull
 from headstart.cli import replay as cli_replay
@@ -264,6 +265,7 @@ app.command(epilog=cli_explain.EPILOG)(cli_explain.explain)
 app.command(epilog=cli_stats.EPILOG)(cli_stats.stats)
 app.command(epilog=cli_top.EPILOG)(cli_top.top)
 app.command(epilog=cli_replay.EPILOG)(cli_replay.replay)
+app.command(epilog=cli_install_gpu.EPILOG)(cli_install_gpu.install_gpu)
 
 
 @app.command()

@@ -70,3 +70,13 @@ def test_only_the_packages_own_library_is_tested(tmp_path: Path, monkeypatch: py
     assert not choose(folder_of(tmp_path / "a")).tested
     monkeypatch.setattr(library, "binding_version", lambda: "99.0")
     assert not choose().tested
+
+
+def test_a_build_for_a_gpu_is_not_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "binding_version", lambda: library.TESTED[0])
+    monkeypatch.setattr(library, "package_folder", lambda: tmp_path)
+    folder = folder_of(tmp_path / "lib")
+    (folder / f"libggml-cpu{ENDING}").write_bytes(b"code")
+    assert choose().tested
+    (folder / f"libggml-cuda{ENDING}").write_bytes(b"code")
+    assert not choose().tested
