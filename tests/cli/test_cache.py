@@ -20,6 +20,7 @@ import pytest
 
 import headstart
 from headstart.cli.main import main
+from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.tiers.disk import Disk, Label, StoredModel, archive
 from headstart.tiers.disk import store as disk_store
 from headstart.tiers.disk.catalog import Row
@@ -290,6 +291,20 @@ def test_checkpoints_are_deleted_with_their_blocks(cache: Run, folder: Path) -> 
     assert keys(folder) == {0, 1, 18, 101}
     assert "deleted: 3 blocks and 1 checkpoint, 52 KiB" in cache("rm", short(18))
     assert keys(folder) == set()
+
+
+def test_a_deletion_leaves_no_ghost_of_a_checkpoint_that_was_evicted(cache: Run, folder: Path) -> None:
+    label, data = checkpoint(3, 2)
+    gone = checkpoint_id(key(3))
+    change(folder, (replace(label, key=gone), data))
+    disk = Disk(folder, 1 << 40)
+    disk.remove([gone])
+    assert disk.catalog.ghosts([gone])
+    disk.close()
+    cache("rm", short(3))
+    disk = Disk(folder, 1 << 40)
+    assert not disk.catalog.ghosts([gone])
+    disk.close()
 
 
 def test_a_checkpoint_without_its_block_is_lost(cache: Run, folder: Path) -> None:

@@ -16,6 +16,8 @@ from headstart.cli.cache_list import Names, block_page, chain_page, entry_counts
 from headstart.cli.options import reader, setting, written_default
 from headstart.config import default_cache_dir
 from headstart.errors import ConfigError
+from headstart.interfaces.tier import KV
+from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.units import count, parse_size, parse_time, show_size
 
 if TYPE_CHECKING:
@@ -229,7 +231,9 @@ def remove(
     before = -math.inf if identity is not None else time.time() - (older_than or 0.0)
     with opened(folder) as disk:
         if identity is not None:
-            deleted = disk.erase([row.label.key for row in _removable(_chains(disk), identity)])
+            own = [row.label for row in _removable(_chains(disk), identity)]
+            evicted = [checkpoint_id(label.key) for label in own if label.kind == KV]  # they may have left ghosts
+            deleted = disk.erase({*(label.key for label in own), *evicted})
         else:
             disk.reconcile(evict=False)  # so that objects outside the catalogue are deleted too
             deleted = disk.erase(disk.catalog.keys() if everything else (), before, lambda: _chains(disk).needed())

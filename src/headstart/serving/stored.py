@@ -203,6 +203,7 @@ class CachedChains:
             if any(entry.id in self._pins for entry in going):
                 raise Conflict("This chain is pinned: unpin it first.", code="pinned")
             keys, labels = {entry.id for entry in going}, list[Label]()
+            keys |= {checkpoint_id(entry.id) for entry in own}  # one that was evicted has left a ghost
             deleted = Deleted(len(own), sum(entry.length for entry in own), 0)
             barred.add(keys)  # between two pieces nothing brings them back
             try:
