@@ -174,16 +174,16 @@ class Scheduler:
 
         self._calls.put(answer)
         self.wake()
-        if self._closed:  # the loop may have ended without seeing it
-            self._answer_calls()
+        if self._closed:  # the loop may end without seeing it; as long as it runs, nothing may change under it
+            self._ended.add_done_callback(lambda _: self._answer_calls())
         return done
 
     def carry_out(self, work: LongWork[T]) -> Future[T]:
         """Does long work on the engine thread, in pieces between its steps."""
         done = self.portions.add(work)
         self.wake()
-        if self._closed:  # the loop may have ended without seeing it
-            self.portions.finish()
+        if self._closed:  # as in `call`
+            self._ended.add_done_callback(lambda _: self.portions.finish())
         return done
 
     def preload(self, preload: Preload) -> None:
