@@ -110,3 +110,41 @@ def test_a_history_waits_for_a_crashed_server_that_comes_back() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_deletion_leaves_no_ghost_of_a_checkpoint_that_was_evicted() -> None:
+    """The catalogue kept the id of the checkpoint: the deletion named only the entries that were still there."""
+    history = Scenario(
+        67,
+        Setup(mode="exact", stateful=True, slots=4, memory=116, objects=109, share=0.6),
+        (
+            Happening(11.6698, "ask", how="turn", size=1, seed=737494829, reply=7),
+            Happening(16.5216, "delete", size=100, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_nothing_changes_under_a_scheduler_that_is_being_stopped() -> None:
+    """A call that came while the server was being stopped was carried out at once, on the caller's thread. The engine thread
+    was still reading entries from disk, and they left the index meanwhile."""
+    history = Scenario(
+        158,
+        Setup(slots=1, memory=93, objects=111, settle=False),
+        (
+            Happening(0.5, "ask", who=2, talk=2, how="turn", size=9, seed=70302686, reply=4),
+            Happening(0.5044, "ask", who=1, talk=2, how="turn", size=6, seed=178457525, reply=12),
+            Happening(2.1026, "fault", how="hung", size=10, reply=1),
+            Happening(5.7771, "ask", who=2, talk=1, how="turn", size=10, seed=699863647),
+            Happening(6.1659, "fault", how="eio", size=40, reply=1),
+            Happening(11.3143, "fault", how="hung_read", size=1, reply=1),
+            Happening(11.6824, "term", who=1, size=100, reply=1),
+            Happening(13.3912, "fault", how="import", reply=1),
+            Happening(14.4042, "pin", who=2, talk=1, size=100, reply=1),
+            Happening(14.5081, "fault", how="eacces", reply=1),
+            Happening(14.6384, "ask", who=2, how="turn", size=13, seed=869872406, reply=4),
+            Happening(16.6026, "restart", seed=1013477983, reply=1),
+            Happening(16.9672, "fault", how="cut", reply=1),
+        ),
+    )
+    assert run(history).violation == ""

@@ -12,13 +12,18 @@ import numpy as np
 from headstart.interfaces.tokens import BlockId, Bytes, Tokens, as_tokens
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.quota import owner_of
 from headstart.serving.job import Job
 from headstart.serving.listener import NoListener
 from headstart.serving.slots import Slot
 from headstart.testing.fake_engine import LOW
 from headstart.testing.simulation.engine import SimulatedEngine
+from headstart.testing.simulation.erasures import Erasures
 from headstart.testing.simulation.filesystem import ROOT, FileSystem
+from headstart.testing.simulation.lifetimes import Lifetimes
 from headstart.testing.simulation.oracle import Oracle
+from headstart.testing.simulation.threads import TIME
+from headstart.testing.simulation.violation import Violation, require
 from headstart.tiers.disk import FormatError, Label, format
 from headstart.tiers.disk.store import RESERVE
 
@@ -30,23 +35,16 @@ EVERY = 4
 _LENGTH = 4
 
 
-class Violation(AssertionError):
-    """Something that must never happen."""
-
-
-def require(holds: object, what: str) -> None:
-    if not holds:
-        raise Violation(what)
-
-
 class Checks:
     """What is known of the model's KV, for all servers of a history.
 
     Attributes:
+        erasures: what owners have deleted.
+        lifetimes: how old blocks are.
         steps: steps of a scheduler that were checked.
     """
 
-    def __init__(self, oracle: Oracle, salts: Sequence[str]) -> None:
+    def __init__(self, oracle: Oracle, salts: Sequence[str], erasures: Erasures, lifetimes: Lifetimes) -> None:
         engine = oracle.engine
         self.oracle = oracle
         self._fingerprint = engine.fingerprint
@@ -54,6 +52,7 @@ class Checks:
         self._width, self._low = engine._width, min(engine.shape.kv_bytes_per_token, LOW)
         self._tokens: dict[bytes, Tokens] = {root_id(engine.fingerprint, salt): as_tokens([]) for salt in salts}
         self._good: dict[tuple[bytes, bool], bytes] = {}
+        self.erasures, self.lifetimes = erasures, lifetimes
         self.steps = 0
 
     # ── content ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -106,6 +105,7 @@ class Checks:
         for number, key in enumerate(slot.ids):
             if key not in self._tokens:
                 self._tokens[key] = tokens[: (number + 1) * self._block_size]
+        self.lifetimes.computed(engine, slot)
 
     # ── moments ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -194,13 +194,24 @@ def space(files: FileSystem, budget: int) -> None:
 
 
 class Watch(NoListener):
-    """Checks a server after each step of its scheduler."""
+    """Checks a server after each step of its scheduler.
+
+    Attributes:
+        terms: terms of owners in seconds, and when they were set here, in virtual seconds.
+    """
 
     def __init__(self, checks: Checks, engine: SimulatedEngine) -> None:
         self._checks = checks
         self._engine = engine
         self.runtime: Runtime | None = None
         self.violation: Violation | None = None
+        self.terms: dict[bytes, tuple[float, float]] = {}
+
+    def began(self, job: Job) -> None:
+        try:
+            self._checks.lifetimes.used(job, self.terms.get(owner_of(job.root)), TIME.monotonic())
+        except Violation as error:
+            self.violation = self.violation or error
 
     def stepped(self, slots: Sequence[Slot], running: Sequence[Job], waiting: Iterable[Job]) -> None:
         checks = self._checks

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from headstart.errors import HeadstartError
+from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.quota import owner_of
-from headstart.testing.simulation.checks import require
 from headstart.testing.simulation.history import Happening, Scenario
 from headstart.testing.simulation.machine import SimulatedMachine
 from headstart.testing.simulation.server import Call, SimulatedServer
@@ -59,6 +59,9 @@ class Clients(SimulatedMachine):
             case "clock":
                 self.faults.counts["clock_jump"] += 1
                 self.here.skew += event.size
+                self.checks.lifetimes.jumped()
+                if event.size < 0:
+                    self.checks.erasures.clock_set_back()
             case "space":
                 self.faults.counts["little_space"] += 1
                 self.disk.free = event.size
@@ -153,15 +156,14 @@ class Clients(SimulatedMachine):
             try:
                 if event.what == "term":
                     runtime.keep(self.salts[event.who], float(event.size))
+                    server.watch.terms[owner] = float(event.size), self.here.now
                 elif event.what == "erase slot":
                     runtime.erase(event.who % self.setup.slots)
                 elif talk is not None and talk.ids:
                     key = talk.ids[-1]
                     getattr(runtime.stored, event.what)(key, owner)
-                    entry = runtime.cache.index.get(key)
-                    again = entry is not None and runtime.cache.memory.name in entry.copies  # somebody has asked for it since
-                    if event.what == "delete" and not again and len(self.servers) == 1:
-                        require(self._file(key) is None, "a deleted object is still on disk")
+                    if event.what == "delete":
+                        self._deleted(server, key)
                 self.seen[event.what] += 1
             except HeadstartError as error:
                 self.seen[f"{event.what}: {type(error).__name__}"] += 1
@@ -170,3 +172,14 @@ class Clients(SimulatedMachine):
         while not done.ended:
             self.here.sleep(0.1)
         self._open -= 1
+
+    def _deleted(self, server: SimulatedServer, key: BlockId) -> None:
+        """An owner has the answer that a chain is deleted."""
+        runtime, erasures = server.runtime, self.checks.erasures
+        assert runtime is not None
+        deletion = next(one for one in reversed(server.deletions) if key in one.blocks)
+        erasures.answered(deletion)
+        if len(self.servers) == 1:  # others hear of it later, and may have stored it again
+            runtime.scheduler.call(lambda: erasures.server(runtime, rests=False)).result()
+            erasures.files(self.files)
+            erasures.bytes(self.files.real, deletion)

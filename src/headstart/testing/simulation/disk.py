@@ -1,7 +1,8 @@
 """Virtual disk: files and folders that lose in a power failure what was not made durable.
 
     content   is durable after `fsync` of the file. Later writes are lost, kept or torn, each for itself
-    names     are durable after `fsync` of their folder. Each later creation, rename and deletion is lost or kept
+    names     are durable after `fsync` of their folder, with all earlier names of the same file. Each later creation, rename
+              and deletion is lost or kept
 
 A folder itself is durable at once. The catalogue's files are real files of SQLite, in a real folder (`database`).
 """
@@ -114,13 +115,17 @@ class VirtualDisk:
 
     def sync_folder(self, folder: str) -> None:
         """Makes the names in a folder durable."""
-        left: list[Change] = []
+        synced = {id(change) for change in self._changes if change.touches(folder)}
+        later: set[int] = set()  # files of which a later change becomes durable, and so the earlier ones too
+        for change in reversed(self._changes):
+            if id(change) in synced:
+                later.add(change.file.number)
+            elif change.file.number in later:
+                synced.add(id(change))
         for change in self._changes:
-            if change.touches(folder):
+            if id(change) in synced:
                 _apply(change, self._durable)
-            else:
-                left.append(change)
-        self._changes = left
+        self._changes = [change for change in self._changes if id(change) not in synced]
 
     def used(self, folder: str) -> int:
         """Bytes that the files in a folder occupy."""

@@ -149,7 +149,7 @@ def _trouble(dice: random.Random, setup: Setup) -> list[Happening]:
         events.append(Happening(at(), "clock", size=dice.choice([-4000, -30, 30, 4000])))
     if dice.random() < 0.15:
         events.append(Happening(at(), "space", size=dice.choice([33, 34, 80]) << 20))
-    for _ in range(dice.randint(0, 7)):
+    for _ in range(dice.choice([dice.randint(0, 7), dice.randint(0, 7), dice.randint(10, 25)])):
         what: What = dice.choice(["pin", "pin", "unpin", "delete", "delete", "delete", "erase slot", "term"])
         events.append(Happening(at(), what, dice.randrange(setup.tenants), dice.randrange(3), size=dice.choice([20, 100])))
     return events

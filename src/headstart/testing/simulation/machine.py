@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -13,15 +14,18 @@ from headstart.interfaces.tokens import BlockId
 from headstart.testing.fake_engine import FakeEngine
 from headstart.testing.simulation import checks as checking
 from headstart.testing.simulation import filesystem
-from headstart.testing.simulation.checks import Checks, Violation, require
+from headstart.testing.simulation.checks import Checks
 from headstart.testing.simulation.database import restore, snapshot
 from headstart.testing.simulation.disk import Inode, VirtualDisk
+from headstart.testing.simulation.erasures import Deletion, Erasures
 from headstart.testing.simulation.faults import Faults
 from headstart.testing.simulation.filesystem import ROOT, FileSystem
 from headstart.testing.simulation.history import Scenario
 from headstart.testing.simulation.kernel import World
+from headstart.testing.simulation.lifetimes import Lifetimes
 from headstart.testing.simulation.oracle import Oracle
 from headstart.testing.simulation.server import SimulatedServer, disk_budget, options
+from headstart.testing.simulation.violation import Violation, require
 from headstart.tiers.disk import Disk, FormatError, format
 
 FREE = 4 << 30
@@ -50,7 +54,9 @@ class SimulatedMachine:
         self.files.synced = lambda: checking.space(self.files, disk_budget(self.setup))
         self.salts = [f"tenant {who}" for who in range(self.setup.tenants)]
         self.cold = FakeEngine(**options(self.setup))
-        self.checks = Checks(Oracle(self.cold), self.salts)
+        term, size = float("inf") if self.setup.expire is None else self.setup.expire, self.cold.traits.block_size
+        lifetimes = Lifetimes(term, size, lambda: self.here.now, self.files.now)
+        self.checks = Checks(Oracle(self.cold), self.salts, Erasures(size, lifetimes.made), lifetimes)
         self.tenants = checking.Tenants()
         self.clients = self.here.process("clients")
         self.servers: list[SimulatedServer] = []
@@ -64,8 +70,13 @@ class SimulatedMachine:
         self._lives += 1
         server = SimulatedServer(self.here, self.faults, self.setup, self.checks, self.tenants, f"{name} {self._lives}")
         server.process.exits.append(lambda: self.files.leave(server.process))
+        server.deletes = partial(self._deletes, server)
         self.servers.append(server)
         self._processes.append(server)
+
+    def _deletes(self, server: SimulatedServer, keys: Collection[BlockId]) -> None:
+        """A server deletes entries, on its engine thread."""
+        server.deletions.append(Deletion.of(keys, self.files.now()))
 
     def _crash(self, kind: str) -> None:
         """The machine loses power, or the process of the present call is killed."""
@@ -105,6 +116,7 @@ class SimulatedMachine:
         self.files.real = self._folder / f"{self._lives}p{self.faults.counts['power_loss']}"
         restore(self.files.real, kept)
         try:
+            self.checks.erasures.files(self.files)
             for key, canonical in self._promised.items():
                 self._durable(key, canonical)
         except Violation as error:

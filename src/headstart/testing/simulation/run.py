@@ -15,13 +15,13 @@ from pathlib import Path
 from headstart.serving.runtime import Runtime
 from headstart.testing.simulation import checks as checking
 from headstart.testing.simulation import filesystem, kernel
-from headstart.testing.simulation.checks import Violation, require
 from headstart.testing.simulation.clients import Clients
 from headstart.testing.simulation.history import Scenario
 from headstart.testing.simulation.machine import replaced
 from headstart.testing.simulation.server import SimulatedServer
 from headstart.testing.simulation.tasks import Stuck
 from headstart.testing.simulation.threads import TIME
+from headstart.testing.simulation.violation import Violation, require
 
 SHARED_MEMORY = Path("/dev/shm")
 OVER = 3600.0
@@ -131,6 +131,9 @@ class HistoryRun(Clients):
             assert disk is not None
             if not replaced(disk):
                 self.checks.rows(self.files, disk.catalog._db)
+                self.checks.erasures.rows(disk.catalog._db)
+        self.checks.erasures.files(self.files)
+        self.checks.lifetimes.files(self.files)
         self._check_promises()
         for server in self.servers:
             server.close()
@@ -149,6 +152,8 @@ class HistoryRun(Clients):
     def _rest(self, runtime: Runtime) -> None:
         """What must hold on the engine thread when nothing is left to do."""
         self.checks.memory(runtime)
+        self.checks.erasures.server(runtime, rests=True)
+        self.checks.lifetimes.server(runtime)
         require(not any(slot.busy for slot in runtime.scheduler.slots), "a slot is stuck")
         lent = {cell for _, cell in runtime.cache.prefetch._lent}
         require(runtime.cache.memory._open == lent, "a cell is allocated for ever")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import random
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass, field
 from pathlib import PosixPath
 from typing import Any
@@ -15,10 +16,13 @@ from headstart.errors import HeadstartError
 from headstart.interfaces.conversation import Conversation
 from headstart.interfaces.engine import GREEDY, Sampling
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.tokens import BlockId
+from headstart.serving.portions import LongWork
 from headstart.serving.request import Delta, Event, Failed, Finished, Progress, Request, Started
 from headstart.serving.runtime import Handle, Runtime
-from headstart.testing.simulation.checks import Checks, Tenants, Watch, require
+from headstart.testing.simulation.checks import Checks, Tenants, Watch
 from headstart.testing.simulation.engine import SimulatedEngine
+from headstart.testing.simulation.erasures import Deletion
 from headstart.testing.simulation.faults import Faults
 from headstart.testing.simulation.filesystem import ROOT
 from headstart.testing.simulation.history import Setup
@@ -26,6 +30,7 @@ from headstart.testing.simulation.kernel import World
 from headstart.testing.simulation.talks import tokenizer
 from headstart.testing.simulation.tasks import Process
 from headstart.testing.simulation.threads import TIME, Queue
+from headstart.testing.simulation.violation import require
 from headstart.tiers.disk.store import RESERVE
 from headstart.tiers.write_behind import WriteBehind
 
@@ -100,6 +105,8 @@ class SimulatedServer:
     Attributes:
         ready: whether it takes requests.
         closing, closed: whether it is being stopped, or has stopped.
+        deletions: what owners have deleted here, answered or not.
+        deletes: called on the engine thread after it has deleted these entries.
     """
 
     def __init__(self, here: World, faults: Faults, setup: Setup, checks: Checks, tenants: Tenants, name: str) -> None:
@@ -112,11 +119,23 @@ class SimulatedServer:
         self.watch = Watch(checks, self.engine)
         self.runtime: Runtime | None = None
         self.ready = self.closing = self.closed = False
+        self.deletions: list[Deletion] = []
+        self.deletes: Callable[[Collection[BlockId]], None] = lambda keys: None
         here.spawn(self._start, f"{name}: start", self.process)
 
     def _start(self) -> None:
         self.runtime = Runtime(lambda: self.engine, settings(self._setup), clock=TIME.time, listener=self.watch)
         self.watch.runtime = self.runtime
+        expiry = self.runtime.scheduler.expiry
+        delete = expiry.delete
+
+        def deletes(keys: Set[BlockId]) -> LongWork[None]:
+            for piece, _ in enumerate(delete(keys)):
+                if not piece:  # from here on nothing of it is used any more
+                    self.deletes(keys)
+                yield
+
+        expiry.delete = deletes  # type: ignore[method-assign]  # nothing else names the entries of a deletion
         self.ready = True
 
     @property

@@ -1,0 +1,137 @@
+"""Erasures: what owners have deleted. Nothing of it may be left in any part of a server, and nothing may come back.
+
+What a later request has computed again is there by right. Its text may still be older than the deletion: the block may begin
+with tokens that another chain has.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.blocks import Chain, checkpoint_id
+from headstart.testing.simulation.disk import Inode
+from headstart.testing.simulation.filesystem import ROOT, FileSystem
+from headstart.testing.simulation.violation import require
+from headstart.tiers.disk import FormatError, Label, format
+
+if TYPE_CHECKING:
+    from headstart.serving.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """A request of an owner, as the engine thread carries it out.
+
+    Attributes:
+        blocks: the deleted entries, and the checkpoints that they may have had, each with the block whose tokens it has.
+        at: when that was, in seconds since 1970.
+    """
+
+    blocks: Mapping[BlockId, BlockId]
+    at: float
+
+    @classmethod
+    def of(cls, keys: Collection[BlockId], at: float) -> Deletion:
+        return cls({key: key for key in keys} | {checkpoint_id(key): key for key in keys}, at)
+
+
+class Erasures:
+    """All deletions that owners have had an answer to.
+
+    Args:
+        made: when each block was computed last.
+    """
+
+    def __init__(self, block_size: int, made: Mapping[BlockId, float]) -> None:
+        self._block_size = block_size
+        self._made = made
+        self._gone: dict[BlockId, Deletion] = {}
+
+    def __len__(self) -> int:
+        return len(self._gone)
+
+    def answered(self, deletion: Deletion) -> None:
+        """The owner knows that it is done."""
+        self._gone.update(dict.fromkeys(deletion.blocks, deletion))
+
+    def clock_set_back(self) -> None:
+        """Times of later texts may be earlier than those of deleted ones."""
+        self._gone.clear()
+
+    def _again(self, key: BlockId) -> bool:
+        """Whether a block, or that of a checkpoint, was computed since its deletion."""
+        deletion = self._gone[key]
+        return self._made.get(deletion.blocks[key], deletion.at) > deletion.at
+
+    def _old(self, key: BlockId, written: float) -> bool:
+        """Whether what was written at a time, of an entry of this key, was deleted."""
+        return key in self._gone and written <= self._gone[key].at and not self._again(key)
+
+    # ── servers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def server(self, runtime: Runtime, *, rests: bool) -> None:
+        """Nothing is left in a server, on its engine thread. Unless it `rests`, the disk may be reading some cells."""
+        if not self._gone:
+            return
+        store, scheduler = runtime.cache.store, runtime.scheduler
+        for key in self._gone:
+            entry = store.index.get(key)
+            if entry is not None and (rests or not entry.pins):
+                require(not self._old(key, entry.written), "a deleted entry is in the index")
+            ghost = rests and key in store.retention._ghosts and not self._again(key)
+            require(not ghost, "a deleted entry has a ghost in memory")
+        for slot in scheduler.slots:
+            for number, key in enumerate(slot.ids if not slot.busy else ()):
+                written = slot.written(number * self._block_size, (number + 1) * self._block_size)
+                require(not self._old(key, written), "a slot holds what was deleted")
+        for record in scheduler.history:
+            ids = Chain(record.root, self._block_size, record.tokens).ids
+            require(not any(self._old(key, record.written) for key in ids), "a deleted text can still be explained")
+        for task in getattr(scheduler.settle, "_tasks", ()):
+            old = any(self._old(key, task.turn.written) for key in task.turn.ids)
+            require(not old, "a deleted turn will be settled")
+
+    # ── the disk ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def files(self, files: FileSystem) -> None:
+        """No file is left."""
+        for folder in ("objects", "tmp", "quarantine") if self._gone else ():
+            for name, file in files.disk.names.get(f"{ROOT}/{folder}", {}).items():
+                label = label_of(file)
+                require(label is None or not self._old(label.key, label.written), f"a deleted entry is in {folder}")
+                key = _key(name)
+                there = label is None and key in self._gone and not self._again(key)
+                require(not there, f"a deleted entry is in {folder}, damaged")
+
+    def rows(self, database: sqlite3.Connection) -> None:
+        """The catalogue lists none of it."""
+        for table, column in (("objects", "key"), ("ghosts", "key"), ("notes", "block")) if self._gone else ():
+            found = sqlite3.Connection.execute(database, f"SELECT {column}, written FROM {table}")
+            require(not any(self._old(key, written) for key, written in found), f"a deleted entry is in the table {table}")
+
+    def bytes(self, folder: Path, deletion: Deletion) -> None:
+        """The catalogue's files do not contain the ids that were deleted, in free pages either."""
+        for path in folder.iterdir():
+            data = path.read_bytes()
+            found = any(key in data and not self._again(key) for key in deletion.blocks)
+            require(not found, "the id of a deleted entry is in the catalogue's files")
+
+
+def label_of(file: Inode) -> Label | None:
+    """The label of an object; None if it is damaged."""
+    try:
+        return format.decode(bytes(file.data[: format.header_size(bytes(file.data[:32]))]), len(file.data)).label
+    except FormatError:
+        return None
+
+
+def _key(name: str) -> bytes:
+    try:
+        return bytes.fromhex(name.split(".")[0])
+    except ValueError:
+        return b""
