@@ -70,13 +70,14 @@ def _answers(client: httpx.Client) -> bool:
 
 
 def serve(port: int) -> None:
+    from headstart.api.entrance import Network
     from headstart.api.serve import serve as run
     from headstart.config import Settings
     from headstart.serving.runtime import Runtime
     from headstart.testing.fake_engine import FakeEngine
 
     settings = Settings(memory_budget=64 << 20)
-    run(settings, "127.0.0.1", port, load=lambda given: Runtime(lambda: FakeEngine(**ENGINE), given))
+    run(settings, Network(port=port), load=lambda given: Runtime(lambda: FakeEngine(**ENGINE), given))
 
 
 def main() -> None:

@@ -168,6 +168,7 @@ def threads() -> str:
 PLACES: dict[str, tuple[float, int, str]] = {
     "cli": (1, 0, "commands"),
     "api": (0, 1, "HTTP, a folder a dialect"),
+    "models": (3, 1, "several in one server"),
     "library": (2, 1, "in a Python process"),
     "observe": (0, 2, "metrics, logs"),
     "events": (-1, 2, "for all who watch"),

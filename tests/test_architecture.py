@@ -103,6 +103,10 @@ ALLOWED: dict[str, set[str]] = {
     "hub": {"engines.machine", "engines.model_file", "interfaces.engine", "memory_plan", "model_names"},
     "library": {"config", "interfaces", "output.parser", "serving", "chat", "engines", "hub"},
     "web": set(),
+    "models": {
+        *("api", "chat.tenancy", "chat.validation", "config", "interfaces.engine", "library.headstart", "observe"),
+        "serving.runtime",
+    },
     "api": {
         *("config", "model_names", "interfaces", "output", "prompt", "explain", "serving", "events", "chat", "observe", "web"),
         "hub",
@@ -211,6 +215,8 @@ FORBIDDEN = {
     "fleet.replica": {"ray", "llama_cpp"} | HTTP | (WORLD - {"time"}),
     "fleet.cluster": {"llama_cpp", "httpx"},
     "api": {"llama_cpp"},
+    "models": {"llama_cpp", "httpx"},
+    **dict.fromkeys((f"models.{name}" for name in ("choice", "naming", "passing", "plan", "state")), WORLD | {"llama_cpp"}),
     "observe": {"llama_cpp"},
 }
 """Outside modules that a package must not touch: what is pure does no I/O and reads no clock, only the API speaks HTTP."""

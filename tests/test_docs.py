@@ -18,6 +18,7 @@ import headstart
 from headstart.api.app import create_app
 from headstart.api.openapi import EVENTS
 from headstart.api.service import Service
+from headstart.models import routes as several
 from headstart.observe.metrics import SOURCES
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
@@ -65,7 +66,7 @@ def routes(of: Any) -> Iterator[tuple[str, str]]:
 def test_every_route_is_described() -> None:
     runtime = Runtime(FakeEngine)
     try:
-        known = set(routes(create_app(runtime)))
+        known = set(routes(create_app(runtime))) | set(routes(several.router))
     finally:
         runtime.close()
     assert ("POST", "/v1/messages") in known

@@ -230,6 +230,14 @@ class Settings:
         "Default of requests: least probability of a token, as a share of the likeliest token's.",
         unset="0.05",
     )
+    memory: int | None = _setting(
+        None,
+        _SIZE,
+        "Speed and memory",
+        "Most host memory for weights, slots and stored conversations together, like 16GiB. With several models it is for all "
+        "of them.",
+        unset="what is free",
+    )
     memory_budget: int | None = _setting(
         None,
         _SIZE,
@@ -368,6 +376,7 @@ class Settings:
             lora=self.lora,
             llama_lib=self.llama_lib,
             reserve=self.memory_budget,
+            memory=self.memory,
             exact=self.reuse == "exact",
             state_dir=self.state_dir or default_state_dir(),
         )

@@ -263,6 +263,7 @@ def test_an_event_loop_under_load_still_answers(fake: Server) -> None:
 
 PROGRAM = """
 import sys, time
+from headstart.api.entrance import Network
 from headstart.api.serve import serve
 from headstart.config import Settings
 from headstart.testing.fake_engine import FakeEngine
@@ -275,7 +276,7 @@ def load(settings):
     return Runtime(lambda: FakeEngine(ctx=100_000, delay=0.01), settings)
 
 try:
-    serve(Settings(model=sys.argv[1]), sys.argv[2], int(sys.argv[3]), log_format="json", load=load)
+    serve(Settings(model=sys.argv[1]), Network(sys.argv[2], int(sys.argv[3]), log_format="json"), load=load)
 except ConfigError as error:
     sys.exit(f"config: {error}")
 """

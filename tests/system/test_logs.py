@@ -130,8 +130,8 @@ class Odd(auth.Keys):
             raise RuntimeError(f"planted: {brought}")
         return super().find(brought)
 
-import headstart.api.serve as serve
-serve.Keys = Odd
+import headstart.api.entrance as entrance
+entrance.Keys = Odd
 waiting = lambda args: str([job.request.prompt.text for job in args[0].waiting])
 plant(prompt_model, "normalise", "in the handler", str)
 plant(reply_builder.ReplyBuilder, "end", "in the telling", lambda args: str(args[0].reader.conversation.messages))

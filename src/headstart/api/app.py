@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import structlog
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
@@ -31,6 +32,7 @@ from headstart.api.ollama import routes as ollama
 from headstart.api.openai_chat import routes as openai
 from headstart.api.openai_responses import routes as responses
 from headstart.api.openapi import describe
+from headstart.api.served import Served
 from headstart.api.service import NOWHERE, Elsewhere, Service
 from headstart.api.stats import routes as stats
 from headstart.chat.tenancy import policy_of
@@ -40,6 +42,12 @@ from headstart.version import __version__
 from headstart.web import routes as web
 
 log = structlog.get_logger("headstart.api")
+
+ROUTERS: tuple[APIRouter, ...] = tuple(
+    module.router
+    for module in (openai, responses, anthropic, ollama, llama, models, extras, explain, cache, events, stats, docs)
+)
+"""All routes of a server of one model, but for the page."""
 
 _UNKNOWN = "The model could not be loaded ({}); the log says where."
 _TAG = re.compile(r"([0-9a-f]{8})?")
@@ -60,6 +68,7 @@ def create_app(
     page: bool = True,
     replica_tag: str = "",
     elsewhere: Elsewhere = NOWHERE,
+    settle_at_end: bool = False,
     on_ready: Callable[[], None] = lambda: None,
     on_failure: Callable[[HeadstartError], None] | None = None,
 ) -> FastAPI:
@@ -80,6 +89,7 @@ def create_app(
         page: whether there is a page for people at `/`.
         replica_tag: 8 hexadecimal digits that name a replica of a fleet in the ids of its responses and requests; "" for none.
         elsewhere: the other servers of a fleet, for `/headstart/explain` and `/headstart/cache/…`.
+        settle_at_end: whether the app settles finished turns before it closes its runtime (`Runtime.close`).
         on_ready: called on the event loop when requests are served, if `load` is a function.
         on_failure: called on the event loop if `load` raises.
 
@@ -120,10 +130,36 @@ def create_app(
                 runtime, service.runtime = service.runtime, None
                 await asyncio.to_thread(service.close)
                 try:
-                    await asyncio.to_thread(runtime.close, service.drain.left)
+                    await asyncio.to_thread(runtime.close, service.drain.left, settle=settle_at_end)
                 except Exception as error:  # Starlette would print it with its message
                     log.error("the model could not be closed", exc_info=error)
 
+    app = assemble(service, ROUTERS, life, keys=keys, guard=guard, cors=cors, page=page)
+    if isinstance(load, Runtime):
+        service.open(load)
+    return app
+
+
+def assemble(
+    service: Served,
+    routers: Sequence[APIRouter],
+    life: Callable[[FastAPI], AbstractAsyncContextManager[None]],
+    *,
+    keys: Keys,
+    guard: BrowserGuard,
+    cors: Sequence[str],
+    page: bool,
+    inside: Sequence[Middleware] = (),
+) -> FastAPI:
+    """An app with its outer layers: who may ask, request ids, errors, the page and the description of all routes.
+
+    Args:
+        service: what is served. It becomes `app.state.service`.
+        routers: the routes. Of two with one path and method the first one answers.
+        life: opens and closes what is served.
+        keys, guard, cors, page: as in `create_app`.
+        inside: layers between the routes and the check of who asks, from the inside.
+    """
     app = FastAPI(
         title="headstart",
         version=__version__,
@@ -135,10 +171,9 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.service = service
-    if isinstance(load, Runtime):
-        service.open(load)
     for kind in (HeadstartError, HTTPException, RequestValidationError, ClientDisconnect):
         app.add_exception_handler(kind, on_error)
+    app.user_middleware[:0] = reversed(inside)
     app.add_middleware(RequestMiddleware, service=service, keys=keys, guard=guard)
     if cors:  # outside: a browser's preflight request has no key, and pages may read why a request was refused
         app.add_middleware(
@@ -146,8 +181,6 @@ def create_app(
         )
     if page:
         app.router.routes.extend(web.ROUTES)
-    dialects = (openai, responses, anthropic, ollama, llama)
-    routers = [module.router for module in (*dialects, models, extras, explain, cache, events, stats, docs)]
     for router in routers:
         app.include_router(router)
     app.state.paths = tuple(route.path for router in routers for route in router.routes if isinstance(route, Route))

@@ -15,7 +15,7 @@ from headstart.api.caller import caller_of
 from headstart.api.errors import Forbidden, Unauthorized, WrongKey, answer
 from headstart.api.incoming import given_id
 from headstart.api.paths import canonical
-from headstart.api.service import Service
+from headstart.api.served import Served
 from headstart.errors import RequestError
 from headstart.observe.logs import Figures
 from headstart.web import routes as web
@@ -40,7 +40,7 @@ class RequestMiddleware:
     """ASGI middleware. It adds to the scope: `request_id`, `tenant` (a digest), `operator` (a bool), and `expire` (the seconds
     for which the tenant's data may be kept, or None)."""
 
-    def __init__(self, app: ASGIApp, service: Service, keys: Keys, guard: BrowserGuard) -> None:
+    def __init__(self, app: ASGIApp, service: Served, keys: Keys, guard: BrowserGuard) -> None:
         self._app = app
         self._service = service
         self._keys = keys

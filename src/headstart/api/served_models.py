@@ -123,7 +123,7 @@ class OneModel:
 
 def same(one: str, other: str) -> bool:
     """Whether two names mean the same model. Case and the tag `:latest` are ignored."""
-    return model_names.same(_untagged(one), _untagged(other))
+    return model_names.same(untagged(one), untagged(other))
 
 
 def meant_for_vendor(name: str) -> bool:
@@ -131,7 +131,8 @@ def meant_for_vendor(name: str) -> bool:
     return _VENDORS.match(name.casefold()) is not None
 
 
-def _untagged(name: str) -> str:
+def untagged(name: str) -> str:
+    """A name without Ollama's tag `:latest`."""
     return name[: -len(TAG)] if name.casefold().endswith(TAG) else name
 
 

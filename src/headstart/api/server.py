@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 import uvicorn
 
-from headstart.api.service import Service
+from headstart.api.served import Served
 
 REPLIES, REPLIES_ALONE = 0.8, 0.95
 """Share of the stopping time for running replies, with and without a lower tier. The rest is for writing and last answers."""
@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, service: Service, seconds: float, leave: Callable[[int], None] | None = None
+        self, config: uvicorn.Config, service: Served, seconds: float, leave: Callable[[int], None] | None = None
     ) -> None:
         super().__init__(config)
         self._service = service
@@ -81,14 +81,12 @@ class Server(uvicorn.Server):
         if serving:
             log.info("stopping", running=running, waiting=drain.open - running, seconds=self._seconds)
         drain.begin(self._seconds)
-        cache = None if self._service.runtime is None else self._service.runtime.cache
-        saves = cache is not None and (cache.disk.on or bool(cache.shared.saves))
-        await self._until(lambda: not drain.open, self._seconds * (REPLIES if saves else REPLIES_ALONE))
+        await self._until(lambda: not drain.open, self._seconds * (REPLIES if self._service.saves else REPLIES_ALONE))
         drain.end()
         await self._until(lambda: not drain.open, self._at_most(LAST_WORDS), hurried=True)
         for connection in [one for one in self._connections if _is_busy(one)]:
             connection.transport.abort()  # the client does not read its answer
-        loading = self._service.runtime is None and serving
+        loading = self._service.loading
         how = "stopped" if await self._close() else f"stopped {'while loading' if loading else 'before all was saved'}"
         await self._hang_up(sockets, early)
         if serving:
@@ -130,8 +128,7 @@ class Server(uvicorn.Server):
         if self._leave is None:
             await closing
             return True
-        loading = self._service.runtime is None and self._service.failure is None
-        return await self._until(closing.done, 0.0 if loading else (self._service.drain.left or 0.0) + OVERTIME)
+        return await self._until(closing.done, 0.0 if self._service.loading else (self._service.drain.left or 0.0) + OVERTIME)
 
     async def _hang_up(self, sockets: list[socket.socket] | None, early: set[Any]) -> None:
         """Stops listening. Clients that have connected but are not accepted yet get an answer too."""

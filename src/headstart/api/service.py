@@ -162,6 +162,16 @@ class Service:
         return self.runtime is None or self.chat.late(salt, since)
 
     @property
+    def loading(self) -> bool:
+        """Whether there is no model yet, and may be one later."""
+        return self.runtime is None and self.failure is None
+
+    @property
+    def saves(self) -> bool:
+        """Whether the model's KV goes to a lower tier when the server stops."""
+        return self.runtime is not None and (self.runtime.cache.disk.on or bool(self.runtime.cache.shared.saves))
+
+    @property
     def model_id(self) -> str:
         return self._model_id or ""
 

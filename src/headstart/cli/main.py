@@ -44,6 +44,7 @@ from headstart.cli.options import (
     UnixSocketOption,
     takes_settings,
 )
+from headstart.cli.several import SeveralOptions, several_models, takes_several
 from headstart.cli.top import command as cli_top
 from headstart.config import Settings
 from headstart.errors import ConfigError, HeadstartError
@@ -60,6 +61,10 @@ SERVE_EPILOG = """
 `headstart serve qwen.gguf --ctx 32768 --slots 2 --memory-budget 8GiB`
 
 `headstart serve Qwen/Qwen3-0.6B-GGUF:Q8_0` — fetched from Hugging Face's hub, if it is not here
+
+`headstart serve --models-dir ~/models` — every model in it by name, loaded when first asked for
+
+`headstart serve a=qwen.gguf b=gemma.gguf --keep-loaded 2 --idle-unload 10min`
 
 `headstart serve qwen.gguf --reuse exact` — warm answers are bit-identical to cold ones, or the server does not start
 
@@ -110,6 +115,7 @@ def _common(
 
 
 @app.command(epilog=SERVE_EPILOG)
+@takes_several
 @takes_settings(*SERVED)
 def serve(
     host: Host = None,
@@ -127,6 +133,7 @@ def serve(
     keep_noise: KeepNoise = None,
     *,
     settings: Settings,
+    several: SeveralOptions,
     no_disk: NoDiskOption = False,
     log_format: LogFormatOption = "console",
 ) -> None:
@@ -142,30 +149,40 @@ def serve(
         raise ConfigError("--unix-socket replaces --host and --port: leave them out, and HEADSTART_HOST and HEADSTART_PORT.")
     if no_disk:
         settings = replace(settings, cache_dir=None)
-    settings, names = cli_pull.located(settings, _pull_log(log_format))
-    _check_files(settings)
+    found = several_models(settings, several, alias or (), lambda text: cli_pull.named(text, _pull_log(log_format)))
+    names: tuple[str, ...] = ()
+    if found is None:
+        settings, names = cli_pull.located(settings, _pull_log(log_format))
+        _check_files(settings)
+    else:
+        _check_others(settings)
     with _exit_on_signals():
-        from headstart.api.serve import serve as run
+        from headstart.api.entrance import Network
 
-        run(
-            settings,
-            host or "127.0.0.1",
-            8000 if port is None else port,
-            tuple(api_key or ()),
-            cast("LogFormat", log_format),
-            notices=_notices(),
+        network = Network(
+            host=host or "127.0.0.1",
+            port=8000 if port is None else port,
+            api_keys=tuple(api_key or ()),
             unix_socket=unix_socket,
             unix_socket_mode=unix_socket_mode,
             tls_cert=tls_cert,
             tls_key=tls_key,
             key_file=api_key_file,
             isolate=isolate,
-            alias=(*(alias or ()), *names),
-            allow_host=allow_host or (),
-            cors=cors or (),
-            keep_noise=keep_noise or (),
-            load=lambda s: _load(s, log_format),
+            allow_host=tuple(allow_host or ()),
+            cors=tuple(cors or ()),
+            keep_noise=tuple(keep_noise or ()),
+            log_format=cast("LogFormat", log_format),
+            notices=_notices(),
         )
+        if found is None:
+            from headstart.api.serve import serve as serve_one
+
+            serve_one(settings, network, alias=(*(alias or ()), *names), load=lambda s: _load(s, log_format))
+        else:
+            from headstart.models.serve import serve as serve_several
+
+            serve_several(found, network)
 
 
 @app.command()
@@ -325,6 +342,13 @@ def _check_files(settings: Settings) -> None:
     from headstart.engines import model_file
 
     model_file.locate(settings.model)
+    _check_others(settings)
+
+
+def _check_others(settings: Settings) -> None:
+    """Finds wrong files beside the model's."""
+    from headstart.engines import model_file
+
     if settings.lora is not None:
         model_file.check(settings.lora, "adapter")
     settings.template()

@@ -23,6 +23,7 @@ class EngineOptions:
         lora: adapter file.
         reserve: bytes of host memory that must stay free beside the model and its slots, because the caller will use them.
             None for what the engine's caller needs at least to store conversations.
+        memory: most bytes of host memory for all of it, `reserve` included; None for what is free.
         exact: whether decoding must give the same bits every time, even if that makes it slower.
         llama_lib: the user's library of llama.cpp, or its folder; None for the one that the environment names, or that
             llama-cpp-python brings.
@@ -37,6 +38,7 @@ class EngineOptions:
     kv_type: KvType = "f16"
     lora: Path | None = None
     reserve: int | None = None
+    memory: int | None = None
     exact: bool = False
     llama_lib: Path | None = None
     state_dir: Path | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
@@ -29,10 +29,17 @@ _FIELD = re.compile(r"[a-z_]{1,40}(?![^.\[])")
 """The name of a body's top field in an error's `param`, without the path inside it."""
 
 
-def configure(log_format: LogFormat = "console", level: int = logging.INFO, stream: TextIO | None = None) -> None:
-    """Sets up logging for this process, to `stream` (stderr)."""
+def configure(
+    log_format: LogFormat = "console",
+    level: int = logging.INFO,
+    stream: TextIO | None = None,
+    fields: Mapping[str, str] | None = None,
+) -> None:
+    """Sets up logging for this process, to `stream` (stderr). `fields` stand in every line."""
     out = stream or sys.stderr
+    always = dict(fields or {})
     shared: list[Any] = [
+        lambda _, __, event: {**always, **event},
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,

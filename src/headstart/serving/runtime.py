@@ -59,7 +59,7 @@ QUEUE_SHARE = 0.25
 SHARED_SHARE = 0.125
 """The same for the shared store."""
 SETTLE_SHARE = 0.5
-"""Largest share of the stopping time in which finished turns are settled for the servers that go on with them."""
+"""Largest share of the stopping time in which finished turns are settled for those that go on with them."""
 
 
 class Handle:
@@ -415,18 +415,21 @@ class Runtime:
             pace = self.scheduler.pace
             return compare(prompt, earlier, block_size=self.engine.traits.block_size, pace=pace, characters=characters)
 
-    def close(self, seconds: float | None = None) -> None:
+    def close(self, seconds: float | None = None, *, settle: bool = False) -> None:
         """Fails all running requests, and frees the model. Idempotent.
 
         Args:
             seconds: most seconds for all of this. None limits only the disk, by the setting `drain`.
+            settle: whether to settle finished turns first, because the model will be loaded again soon. Where a shared store
+                is written they always are.
         """
         ends = None if seconds is None else time.monotonic() + seconds
         if not self.prompts.gate.shut():
             return
         left = self.settings.drain if ends is None else max(0.0, ends - time.monotonic())
         # Only canonical KV leaves the machine, so what is not settled would be computed again elsewhere.
-        self.scheduler.close(time.monotonic() + SETTLE_SHARE * left if "leaving" in self.cache.shared.saves else -math.inf)
+        settles = settle or "leaving" in self.cache.shared.saves
+        self.scheduler.close(time.monotonic() + SETTLE_SHARE * left if settles else -math.inf)
         self.prompts.gate.wait()
         ends = time.monotonic() + self.settings.drain if ends is None else ends
         ended = [tier.close(max(0.0, ends - time.monotonic())) for tier in (self.cache.disk, self.cache.shared)]

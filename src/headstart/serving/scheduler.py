@@ -210,8 +210,8 @@ class Scheduler:
         """Fails all running and waiting requests, and frees the engine thread. Idempotent.
 
         Args:
-            settle_until: the time, by the scheduler's clock, until which finished turns are settled for other servers. Without
-                running requests only.
+            settle_until: the time, by the scheduler's clock, until which finished turns are settled. Without running requests
+                only.
         """
         self._settle_until = settle_until
         self._closed = True

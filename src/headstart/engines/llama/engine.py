@@ -9,6 +9,7 @@ whose state has an unknown layout is served too, but its KV and state are never 
 from __future__ import annotations
 
 import ctypes
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -107,7 +108,7 @@ class LlamaEngine(Engine):
             done += count
             report(_READ * (done / total))
 
-        available = machine.memory()
+        available = min(machine.memory(), options.memory or sys.maxsize)
         state_dir = options.state_dir
         digests = [digest(file, state_dir, read) for file in files]
         weights = digests[0] if len(digests) == 1 else b"".join(digests)

@@ -1,0 +1,190 @@
+"""Several: the options of `serve` for more than one model, and which models they name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headstart.cli.options import cli_option, reader, replaced
+from headstart.config import Settings
+from headstart.errors import ConfigError, ModelError
+from headstart.model_names import model_names
+from headstart.units import parse_time
+
+if TYPE_CHECKING:
+    from headstart.hub.local_model import LocalModel
+    from headstart.models.naming import NamedModel
+    from headstart.models.serve import SeveralModels
+
+GROUP = "Several models"
+
+MoreModels = Annotated[
+    list[str] | None,
+    typer.Argument(
+        envvar="HEADSTART_MODELS",
+        metavar="[NAME=MODEL]...",
+        help="Further models, with names (docs/several-models.md). In the environment: separated by blanks.",
+        show_default=False,
+    ),
+]
+ModelsDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HEADSTART_MODELS_DIR",
+        metavar="FOLDER",
+        rich_help_panel=GROUP,
+        help="Serve every model in this folder by its name. Each is loaded when it is first asked for.",
+    ),
+]
+KeepLoaded = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        envvar="HEADSTART_KEEP_LOADED",
+        metavar="N",
+        rich_help_panel=GROUP,
+        help="Most models that are loaded at the same time. For another one, the least valuable idle model is unloaded.",
+        show_default="what fits into --memory, at most 3",
+    ),
+]
+IdleUnload = Annotated[
+    float | None,
+    typer.Option(
+        parser=reader(parse_time),
+        envvar="HEADSTART_IDLE_UNLOAD",
+        metavar="TIME",
+        rich_help_panel=GROUP,
+        help="Unload a model after this time without a request, like 10min or 2h.",
+        show_default="when another one needs its memory",
+    ),
+]
+DefaultModel = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HEADSTART_DEFAULT_MODEL",
+        metavar="NAME",
+        rich_help_panel=GROUP,
+        help="Model of requests that name none.",
+        show_default="the first one",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralOptions:
+    """The options above, as they were given.
+
+    Attributes:
+        models: the arguments behind the first one.
+    """
+
+    models: Sequence[str] = ()
+    models_dir: Path | None = None
+    keep_loaded: int | None = None
+    idle_unload: float | None = None
+    default_model: str | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether one of them needs several models."""
+        return any((self.models, self.models_dir, self.keep_loaded, self.idle_unload, self.default_model))
+
+
+def _made(chosen: dict[str, Any]) -> SeveralOptions:
+    return SeveralOptions(**{**chosen, "models": tuple(chosen["models"] or ())})
+
+
+takes_several = replaced(
+    "several",
+    [
+        cli_option("models", MoreModels),
+        cli_option("models_dir", ModelsDir),
+        cli_option("keep_loaded", KeepLoaded),
+        cli_option("idle_unload", IdleUnload),
+        cli_option("default_model", DefaultModel),
+    ],
+    _made,
+)
+"""A decorator: the command gets these options in place of its parameter `several`."""
+
+
+def several_models(
+    settings: Settings, options: SeveralOptions, alias: Sequence[str], fetched: Callable[[str], LocalModel | None]
+) -> SeveralModels | None:
+    """The models that a command names; None if it is one without a name, which is served as ever.
+
+    Args:
+        fetched: the model of a name, fetched if it is not here; None for a path that is here.
+
+    Raises:
+        ConfigError: a model is not there, or the options do not fit together.
+    """
+    from headstart.models.naming import split_name
+
+    name, _ = split_name(settings.model)
+    if not (options.given or name):
+        return None
+    if os.name != "posix":
+        raise ConfigError("Several models need Linux or macOS: give one model.")
+    from headstart.engines import machine
+    from headstart.hub.names import find
+    from headstart.models.naming import aliased
+    from headstart.models.serve import SeveralModels
+
+    named = [split_name(text) for text in _arguments(settings, options)]
+    models = [_named(name, fetched(text) or find(text)) for name, text in named]
+    if options.models_dir is not None:
+        models += _of_folder(options.models_dir, models)
+    return SeveralModels(
+        aliased(models, alias),
+        settings,
+        memory=settings.memory or machine.memory(),
+        keep=options.keep_loaded,
+        idle_unload=options.idle_unload,
+        default=options.default_model,
+    )
+
+
+def _arguments(settings: Settings, options: SeveralOptions) -> list[str]:
+    """The models on the command line. Where others are named, the default of a server of one model is not meant."""
+    others = options.models or options.models_dir is not None
+    return [*([] if others and settings.model == Settings().model else [settings.model]), *options.models]
+
+
+def _named(name: str, model: LocalModel) -> NamedModel:
+    """A model of the command line. Without a name it has that of its file, or the one it was fetched by."""
+    from headstart.models.naming import NamedModel
+
+    file = str(model.path)
+    names = dict.fromkeys((*([name] if name else ()), *model.names, *model_names(file)))
+    return NamedModel(next(iter(names)), file, model.size, tuple(names)[1:])
+
+
+def _of_folder(folder: Path, before: Sequence[NamedModel]) -> list[NamedModel]:
+    """The models in a folder. One that the command line names already keeps that name."""
+    from headstart.hub.finders import in_folder
+    from headstart.models.naming import NamedModel
+
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"--models-dir {folder} is not a folder.")
+    files = {Path(model.file).resolve() for model in before}
+    taken = {model.name.casefold() for model in before}
+    found: list[NamedModel] = []
+    for model in in_folder(folder):
+        if model.path.resolve() in files:
+            continue
+        name = model.name
+        if name.casefold() in taken:  # of two files with one name, the second one has its folder too
+            name = str(model.path.relative_to(folder).parent / model.name)
+        taken.add(name.casefold())
+        aliases = tuple(other for other in model_names(str(model.path)) if other != name)
+        found.append(NamedModel(name, str(model.path), model.size, aliases))
+    if not found and not before:
+        raise ModelError(f"--models-dir {folder} has no .gguf file.")
+    return found

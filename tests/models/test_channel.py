@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import os
+import socket
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.api.served_models import ServedModel
+from headstart.config import Settings
+from headstart.interfaces.engine import Sampling
+from headstart.models.channel import CONNECTION, Commands, ProcessSetup, ReadyReport, receive_setup, send_setup
+
+
+def test_a_setup_crosses_the_channel() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        setup = ProcessSetup(Settings(model="a.gguf", expire="7d"), ("a", "b"), "01234567", "key")  # type: ignore[arg-type]
+        send_setup(near, setup)
+        assert receive_setup(far) == setup
+        near.close()
+        assert receive_setup(far) is None
+
+
+@given(st.lists(st.integers(0, 3), max_size=12), st.data())
+def test_connections_arrive_in_order_however_they_are_cut(kinds: list[int], data: st.DataObject) -> None:
+    text = b"".join(CONNECTION if kind else b"stop 2.5\n" for kind in kinds)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    commands, found, number = Commands(), [], 0
+    for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        part = text[begin:end]
+        files = range(number, number + part.count(CONNECTION[:1]))  # a descriptor comes with the first byte
+        number += len(files)
+        found += commands.take(part, [*files])
+    expected = iter(range(len(kinds)))
+    assert found == [("connection", next(expected)) if kind else ("stop", 2.5) for kind in kinds]
+
+
+def test_a_real_socket_keeps_descriptors_in_order() -> None:
+    near, far = socket.socketpair()
+    pipes = [os.pipe() for _ in range(3)]
+    with near, far:
+        for read, _ in pipes:
+            socket.send_fds(near, [CONNECTION], [read])
+        commands, found = Commands(), []
+        while len(found) < 3:
+            data, files, _, _ = socket.recv_fds(far, 4096, 8)
+            found += [given for _, given in commands.take(data, files)]
+        for (_, write), read in zip(pipes, found, strict=True):
+            os.write(write, str(write).encode())
+            assert os.read(read, 9) == str(write).encode()
+    for descriptor in [*found, *(end for pipe in pipes for end in pipe)]:
+        os.close(descriptor)
+
+
+def test_a_card_crosses_the_channel() -> None:
+    card = ReadyReport(5, ServedModel("a", "loaded", ("b",), sampling=Sampling(temperature=0.5), facts={"n_ctx": 4}))
+    assert ReadyReport.of_json(card.as_json) == card

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+
+from headstart.errors import ConfigError, NotFound
+from headstart.models.naming import ModelNames, NamedModel, aliased, split_name
+
+QWEN = NamedModel("qwen", "/m/qwen.gguf", 10, ("small", "/m/qwen.gguf"))
+GEMMA = NamedModel("Gemma", "/m/gemma.gguf", 20)
+NAMES = ModelNames([QWEN, GEMMA])
+
+
+@pytest.mark.parametrize("name", ["qwen", "QWEN", "small", "/m/qwen.gguf", "qwen:latest", None, "gpt-4o", "claude-opus-4"])
+def test_a_request_means_the_model_with_that_name_or_else_the_default(name: str | None) -> None:
+    assert NAMES.find(name) is QWEN
+
+
+def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(NotFound, match="'llama' is not served here; served are 'qwen', 'Gemma'"):
+        NAMES.find("llama")
+
+
+def test_the_default_may_be_any_model() -> None:
+    assert ModelNames([QWEN, GEMMA], "gemma").find(None) is GEMMA
+    with pytest.raises(ConfigError, match="--default-model x is not served"):
+        ModelNames([QWEN], "x")
+
+
+def test_two_models_need_two_names() -> None:
+    with pytest.raises(ConfigError, match="Two models have the name"):
+        ModelNames([QWEN, NamedModel("Qwen", "other.gguf", 1)])
+    with pytest.raises(ConfigError, match="alias 'small' means both"):
+        ModelNames([QWEN, NamedModel("other", "other.gguf", 1, ("small",))])
+
+
+def test_a_name_wins_over_an_alias() -> None:
+    other = NamedModel("other", "o.gguf", 1, ("gemma",))
+    assert ModelNames([other, GEMMA]).find("gemma") is GEMMA
+
+
+def test_the_id_of_a_response_names_its_model() -> None:
+    assert NAMES.of_id(f"resp_{GEMMA.tag}0123") is GEMMA
+    assert NAMES.of_id("resp_ffffffff0123") is None
+    assert NAMES.of_id("") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("qwen", ("qwen", "")),
+        ("Gemma/v1/models", ("Gemma", "/v1/models")),
+        ("gemmas/v1", None),
+        ("/m/qwen.gguf/x", ("qwen", "/x")),
+    ],
+)
+def test_a_path_may_begin_with_a_name(path: str, found: tuple[str, str] | None) -> None:
+    model = NAMES.below(path)
+    assert (model and (model[0].name, model[1])) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a=b.gguf", ("a", "b.gguf")),
+        ("owner/name=b.gguf", ("owner/name", "b.gguf")),
+        ("b.gguf", ("", "b.gguf")),
+        ("/folder/x=y.gguf", ("", "/folder/x=y.gguf")),
+        ("a=/folder/x=y.gguf", ("a", "/folder/x=y.gguf")),
+    ],
+)
+def test_a_name_stands_before_its_file(text: str, parts: tuple[str, str]) -> None:
+    assert split_name(text) == parts
+
+
+def test_aliases_name_their_model() -> None:
+    models = aliased([QWEN, GEMMA], ["g=gemma", "g2=Gemma"])
+    assert [model.aliases for model in models] == [QWEN.aliases, ("g", "g2")]
+    for wrong in ("g", "=gemma", "g=nobody"):
+        with pytest.raises(ConfigError, match="ALIAS=NAME"):
+            aliased([GEMMA], [wrong])

@@ -1,0 +1,279 @@
+"""The pool with processes that do what a test says. `tests/system/test_several_models.py` has real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from headstart.api.served_models import ServedModel
+from headstart.config import Settings
+from headstart.errors import Overloaded, Unavailable
+from headstart.models import pool as pool_module
+from headstart.models.channel import ProcessSetup, ReadyReport
+from headstart.models.naming import ModelNames, NamedModel
+from headstart.models.plan import MemoryShares
+from headstart.models.pool import Backend, Lease, LoadRefused, ModelPool
+from headstart.models.process import LoadFailed
+from headstart.models.state import Phase
+from headstart.models.upstream import UpstreamConnection
+
+MODELS = [NamedModel(name, f"{name}.gguf", 10) for name in "abc"]
+
+
+class Scripted:
+    """A process without a process. `fails`: why it cannot load its model."""
+
+    def __init__(self, world: World) -> None:
+        self.progress, self.cause, self.pid = 0.0, "", 0
+        self.ended = False
+        self.loaded = False
+        self.setup: ProcessSetup | None = None
+        self._world = world
+        self._noticed: Callable[[], None] = lambda: None
+
+    def when_ended(self, call: Callable[[], None]) -> None:
+        self._noticed = call
+
+    async def load(self, setup: ProcessSetup) -> ReadyReport:
+        self.setup = setup
+        self._world.check_memory()
+        await self._world.pause()
+        if setup.names[0] in self._world.broken or self.ended:
+            raise LoadFailed("broken")
+        self.loaded = True
+        return ReadyReport(setup.settings.memory or 0, ServedModel(setup.names[0], "loaded"))
+
+    async def connection(self) -> UpstreamConnection:
+        raise NotImplementedError
+
+    def put_back(self, connection: UpstreamConnection) -> None:
+        raise NotImplementedError
+
+    async def stop(self, seconds: float) -> None:
+        await self._world.pause()
+        self.end()
+
+    def kill(self) -> None:
+        self.cause = self.cause or "killed"
+        asyncio.get_running_loop().call_soon(self.end)
+
+    def end(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self._noticed()
+
+
+class World:
+    """A pool and its processes."""
+
+    def __init__(self, *, keep: int = 2, queue: int = 99, idle_unload: float | None = None, seed: int = 0) -> None:
+        self.broken: set[str] = set()
+        self.processes: list[Scripted] = []
+        self._dice = random.Random(seed)
+        shares = MemoryShares(keep * 20, keep, 10)
+        self.pool = ModelPool(
+            ModelNames(MODELS),
+            shares,
+            start=self._start,
+            setup=lambda model, memory: ProcessSetup(Settings(model=model.file, memory=memory), model.names, model.tag, "none"),
+            queue=queue,
+            idle_unload=idle_unload,
+        )
+
+    async def _start(self) -> Backend:
+        await self.pause()
+        self.processes.append(Scripted(self))
+        return self.processes[-1]
+
+    async def pause(self) -> None:
+        for _ in range(self._dice.randrange(4)):
+            await asyncio.sleep(0)
+
+    def check_memory(self) -> None:
+        held = [process.setup for process in self.processes if process.setup is not None and not process.ended]
+        assert len(held) <= self.pool.shares.keep
+        assert sum(setup.settings.memory or 0 for setup in held) <= self.pool.shares.total
+
+    def lease(self, name: str) -> Lease:
+        return self.pool.lease(self.pool.names.find(name))
+
+    def phase(self, name: str) -> Phase:
+        return self.pool.of(self.pool.names.find(name)).state.phase
+
+    async def use(self, name: str) -> None:
+        lease = self.lease(name)
+        try:
+            process = await lease.granted
+            assert isinstance(process, Scripted)
+            assert process.loaded
+            assert process.setup is not None
+            assert process.setup.names[0] == name
+            await self.pause()
+            assert not process.ended
+        finally:
+            lease.release()
+
+
+def run(test: Callable[[], object]) -> None:
+    asyncio.run(test())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "PATIENCE", 0.01)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_request_fails_or_waits_for_ever_and_the_budget_holds(seed: int, hurried: None) -> None:
+    """Users of three models at once, in memory for two. `load` checks the budget each time."""
+
+    async def test() -> None:
+        world, dice = World(seed=seed), random.Random(seed)
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(world.use(dice.choice("abc")) for _ in range(60)))
+        await world.pool.close(1.0)
+        assert all(process.ended for process in world.processes)
+
+    run(test)
+
+
+def test_the_model_that_is_used_least_gives_way() -> None:
+    async def test() -> None:
+        world = World()
+        for name in "aaba":
+            await world.use(name)
+        await world.use("c")
+        assert [world.phase(name) for name in "abc"] == [Phase.READY, Phase.ABSENT, Phase.READY]
+
+    run(test)
+
+
+def test_a_busy_model_gives_way_when_its_requests_are_over(hurried: None) -> None:
+    async def test() -> None:
+        world = World(keep=1)
+        long = world.lease("a")
+        await long.granted
+        waiting = asyncio.create_task(world.use("b"))
+        await asyncio.sleep(0.05)
+        assert world.phase("a") is Phase.DRAINING
+        later = asyncio.create_task(world.use("a"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        long.release()
+        await asyncio.gather(waiting, later)
+
+    run(test)
+
+
+def test_a_model_is_not_unloaded_for_a_client_that_has_gone(hurried: None) -> None:
+    async def test() -> None:
+        world = World(keep=1)
+        long = world.lease("a")
+        await long.granted
+        other = world.lease("b")
+        await asyncio.sleep(0.05)
+        assert world.phase("a") is Phase.DRAINING
+        other.release()
+        assert world.phase("a") is Phase.READY
+        await world.use("a")
+        long.release()
+
+    run(test)
+
+
+def test_a_load_that_fails_ends_its_requests_with_the_cause_and_is_tried_later() -> None:
+    async def test() -> None:
+        world = World()
+        world.broken.add("b")
+        with pytest.raises(LoadRefused, match="log says why") as refusal:
+            await world.use("b")
+        assert "broken" in str(refusal.value.for_operator)
+        with pytest.raises(LoadRefused):  # at once: nothing is started
+            world.lease("b")
+        await world.use("a")
+        world.broken.clear()
+        pooled = world.pool.of(MODELS[1])
+        assert pooled.state.due > 0
+        await asyncio.sleep(1.05)
+        await world.use("b")
+
+    run(test)
+
+
+def test_a_process_that_dies_is_started_again_by_the_next_request() -> None:
+    async def test() -> None:
+        world = World()
+        lease = world.lease("a")
+        process = await lease.granted
+        process.kill()
+        await asyncio.sleep(0.01)
+        assert world.phase("a") is Phase.ABSENT
+        await world.use("a")
+        lease.release()
+        assert world.pool.of(MODELS[0]).state.running == 0
+        assert world.pool.deaths == 1
+
+    run(test)
+
+
+def test_too_many_waiting_requests_are_refused() -> None:
+    async def test() -> None:
+        world = World(queue=2)
+        leases = [world.lease("a"), world.lease("a")]
+        with pytest.raises(Overloaded, match="2 requests wait for the model 'a'"):
+            world.lease("a")
+        for lease in leases:
+            lease.release()
+
+    run(test)
+
+
+def test_looking_neither_loads_a_model_nor_keeps_it() -> None:
+    async def test() -> None:
+        world = World(idle_unload=0.05)
+        with pytest.raises(Unavailable, match="is not loaded"):
+            world.pool.peek(MODELS[0])
+        await world.use("a")
+        peek = world.pool.peek(MODELS[0])
+        await asyncio.sleep(0.2)
+        assert world.phase("a") is Phase.ABSENT
+        peek.release()
+
+    run(test)
+
+
+def test_the_operator_can_unload_a_model() -> None:
+    async def test() -> None:
+        world = World()
+        assert not world.pool.unload(MODELS[0])
+        lease = world.lease("a")
+        await lease.granted
+        assert world.pool.unload(MODELS[0])
+        assert world.phase("a") is Phase.DRAINING
+        await world.use("b")  # a change elsewhere does not bring it back
+        assert world.phase("a") is Phase.DRAINING
+        lease.release()
+        await asyncio.sleep(0.01)
+        assert world.phase("a") is Phase.ABSENT
+
+    run(test)
+
+
+def test_a_stopping_server_ends_those_that_wait() -> None:
+    async def test() -> None:
+        world = World(keep=1)
+        lease = world.lease("a")
+        await lease.granted
+        waiting = world.lease("b")
+        closing = asyncio.create_task(world.pool.close(1.0))
+        with pytest.raises(Unavailable):
+            await waiting.granted
+        lease.release()
+        await closing
+        with pytest.raises(Unavailable):
+            world.lease("a")
+
+    run(test)

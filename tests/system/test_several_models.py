@@ -1,0 +1,222 @@
+"""Several models in one server, as a process: three kinds of them, in memory for two."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+import tiny
+from live import wait_until
+from process import Server, serving
+
+KINDS = {"attention": "llama", "windows": "gemma3", "hybrid": "qwen35"}
+OPTIONS = ("--ctx", "2048", "--slots", "2", "--threads", "1", "--memory-budget", "32MiB", "--port", "0", "--log-format", "json")
+CHAT = "/v1/chat/completions"
+TEXT = "The quick brown fox jumps over the lazy dog near the river bank while seven old ships sail by. "
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model of each kind."""
+    folder = tmp_path_factory.mktemp("several")
+    for name, architecture in KINDS.items():
+        tiny.write(folder / f"{name}.gguf", architecture)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def several(folder: Path) -> Iterator[tuple[Server, httpx.Client]]:
+    """A server of these models that keeps two of them, in exact mode."""
+    with serving("--models-dir", str(folder), "--keep-loaded", "2", "--reuse", "exact", *OPTIONS) as server:
+        with httpx.Client(base_url=server.address(), timeout=90) as http:
+            yield server, http
+        assert server.end() == 0
+
+
+def talk(http: httpx.Client, model: str, messages: list[dict[str, str]], **more: Any) -> dict[str, Any]:
+    body = {"model": model, "messages": messages, "max_tokens": 12, "temperature": 0, **more}
+    response = http.post(CHAT, json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+def state(http: httpx.Client, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in http.get("/headstart/models").json()["models"] if one["name"] == name)
+    return found
+
+
+def converse(http: httpx.Client, rounds: int) -> list[tuple[str, list[dict[str, str]], str, int]]:
+    """Conversations with all models in turn: (model, messages, reply, tokens computed), request by request."""
+    talks: dict[str, list[dict[str, str]]] = {name: [{"role": "system", "content": 6 * TEXT + name}] for name in KINDS}
+    found = []
+    for number in range(rounds):
+        for name, messages in talks.items():
+            messages.append({"role": "user", "content": f"Turn {number}: say more about it."})
+            answer = talk(http, name, messages)
+            found.append((name, list(messages), text_of(answer), answer["headstart"]["computed"]))
+            messages.append({"role": "assistant", "content": text_of(answer)})
+    return found
+
+
+def check(http: httpx.Client, rounds: int) -> None:
+    before = sum(one["loads"] for one in http.get("/headstart/models").json()["models"])
+    found = converse(http, rounds)
+    loads = sum(one["loads"] for one in http.get("/headstart/models").json()["models"]) - before
+    assert loads >= len(found) - 2  # with memory for two of three, each request in turn needs a switch
+    for name, messages, reply, computed in found:
+        assert text_of(talk(http, name, messages, cache_prompt=False)) == reply  # against an empty cache
+        if len(messages) > 2:
+            new = http.post("/tokenize", json={"model": name, "content": messages[-1]["content"]}).json()["tokens"]
+            assert computed <= len(new) + 64, (name, len(messages), computed)
+
+
+def test_each_model_goes_on_where_it_was_after_others_took_its_place(several: tuple[Server, httpx.Client]) -> None:
+    check(several[1], 2)
+
+
+@pytest.mark.slow
+def test_two_hundred_requests_in_turn(several: tuple[Server, httpx.Client]) -> None:
+    check(several[1], 67)
+
+
+def test_a_client_sees_all_models_and_uses_each_by_name(several: tuple[Server, httpx.Client]) -> None:
+    _, http = several
+    listed = http.get("/v1/models").json()["data"]
+    assert {model["id"] for model in listed} == {*KINDS}
+    assert {model["state"] for model in listed} <= {"loaded", "unloaded", "loading"}
+    message = [{"role": "user", "content": "Hello."}]
+    assert talk(http, "hybrid.gguf", message)["model"] == "hybrid"
+    assert http.get("/v1/models/hybrid").json()["max_tokens"] == 2047
+    assert http.get("/props", params={"model": "hybrid"}).json()["model_alias"] == "hybrid"
+    assert http.get("/upstream/hybrid/props").json()["model_alias"] == "hybrid"
+    refusal = http.post(CHAT, json={"model": "other", "messages": message})
+    assert refusal.status_code == 404
+    assert "served are 'attention', 'hybrid', 'windows'" in refusal.json()["error"]["message"]
+    reply = http.post("/v1/messages", json={"model": "hybrid", "max_tokens": 4, "messages": message}).json()
+    assert (reply["type"], reply["model"]) == ("message", "hybrid")
+    first = http.post("/v1/responses", json={"model": "hybrid", "input": "Hello.", "max_output_tokens": 4}).json()
+    assert http.get(f"/v1/responses/{first['id']}").json()["model"] == "hybrid"
+    both = {"previous_response_id": first["id"], "input": "More.", "max_output_tokens": 4}
+    assert http.post("/v1/responses", json=both).json()["model"] == "hybrid"
+
+
+def test_one_log_line_a_request_and_no_prompt_in_it(several: tuple[Server, httpx.Client]) -> None:
+    server, http = several
+    headers = {"x-request-id": "req-of-this-test"}
+    body = {"model": "hybrid", "max_tokens": 4, "messages": [{"role": "user", "content": "Xyzzy."}]}
+    assert http.post(CHAT, json=body, headers=headers).status_code == 200
+    line = json.loads(server.line("req-of-this-test"))
+    assert (line["event"], line["model"], line["client"]) == ("finished", "hybrid", "127.0.0.1")
+    http.post("/tokenize", json={"content": "a", "model": "hybrid"}, headers={"x-request-id": "later"})
+    assert not [text for text in server.lines if "Xyzzy" in text]
+
+
+def test_a_stream_that_waits_gets_comments_and_other_models_go_on(several: tuple[Server, httpx.Client]) -> None:
+    """A stopped process stands for one that takes long to be unloaded."""
+    _, http = several
+    message = [{"role": "user", "content": "Hello."}]
+    for name in ("attention", "windows"):
+        talk(http, name, message)
+    held = {name: psutil.Process(state(http, name)["pid"]) for name in ("attention", "windows")}
+    seen: list[str] = []
+
+    def stream() -> None:
+        body = {"model": "hybrid", "stream": True, "messages": message, "max_tokens": 4}
+        with httpx.stream("POST", f"{http.base_url}{CHAT}", json=body, timeout=90) as response:
+            assert response.status_code == 200
+            for line in response.iter_lines():
+                seen.append(line)
+
+    for process in held.values():
+        process.suspend()
+    thread = threading.Thread(target=stream, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: any(state(http, name)["state"] == "unloading" for name in held))
+        leaving = next(name for name in held if state(http, name)["state"] == "unloading")
+        stays = next(name for name in held if name != leaving)
+        held[stays].resume()
+        assert http.get("/health").json() == {"status": "ok"}
+        talk(http, stays, message)
+        wait_until(lambda: bool(seen))  # a comment comes with each beat of 2.5 s
+    finally:
+        for process in held.values():
+            process.resume()
+    thread.join(60)
+    assert f": unloading {leaving}, then loading hybrid" in seen
+    assert seen[-2:] == ["data: [DONE]", ""]
+
+
+def test_a_process_that_is_killed_takes_only_its_requests_along(several: tuple[Server, httpx.Client]) -> None:
+    _, http = several
+    message = [{"role": "user", "content": "Count."}]
+    talk(http, "windows", message)
+    other = state(http, "windows")["pid"]
+    talk(http, "attention", message)
+    pid = state(http, "attention")["pid"]
+    answers: list[httpx.Response] = []
+    body = {"model": "attention", "messages": message, "max_tokens": 1500, "ignore_eos": True}
+    thread = threading.Thread(target=lambda: answers.append(http.post(CHAT, json=body)))
+    thread.start()
+    wait_until(lambda: state(http, "attention")["running"] == 1)
+    os.kill(pid, signal.SIGKILL)
+    thread.join(30)
+    assert answers[0].status_code == 502
+    assert "SIGKILL" in answers[0].json()["error"]["message"]
+    talk(http, "attention", message)
+    assert state(http, "windows")["pid"] == other
+
+
+def test_metrics_and_stats_are_of_all_or_of_one(several: tuple[Server, httpx.Client]) -> None:
+    _, http = several
+    talk(http, "windows", [{"role": "user", "content": "Hello."}])
+    text = http.get("/metrics").text
+    assert 'headstart:model_state{model_name="windows",state="ready"} 1.0' in text
+    assert 'vllm:prompt_tokens_total{model_name="windows"}' in text
+    assert text.count("# TYPE vllm:prompt_tokens_total counter") == 1
+    assert http.get("/headstart/stats", params={"model": "windows"}).json()["model"] == "windows"
+    absent = next(one["name"] for one in http.get("/headstart/models").json()["models"] if one["state"] == "absent")
+    assert http.get("/slots", params={"model": absent}).status_code == 503
+    assert state(http, absent)["state"] == "absent"
+
+
+def test_models_are_loaded_and_unloaded_on_demand(several: tuple[Server, httpx.Client]) -> None:
+    _, http = several
+    assert http.post("/models/load", json={"model": "windows"}).json()["success"]
+    assert state(http, "windows")["state"] == "ready"
+    assert http.post("/models/unload", json={"model": "windows"}).json()["success"]
+    wait_until(lambda: state(http, "windows")["state"] == "absent")
+
+
+def test_a_broken_model_is_refused_with_its_cause_and_others_are_served(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
+    with serving(f"good={folder / 'attention.gguf'}", f"bad={tmp_path / 'broken.gguf'}", *OPTIONS) as server:
+        with httpx.Client(base_url=server.address(), timeout=90) as http:
+            message = [{"role": "user", "content": "Hello."}]
+            refusal = http.post(CHAT, json={"model": "bad", "messages": message})
+            assert refusal.status_code == 503
+            assert "The model 'bad' could not be loaded: " in refusal.json()["error"]["message"]
+            assert int(refusal.headers["retry-after"]) >= 1
+            assert state(http, "bad")["state"] == "failed"
+            assert talk(http, "good", message)["model"] == "good"
+            processes = psutil.Process(server.process.pid).children()
+        os.kill(server.process.pid, signal.SIGKILL)
+        psutil.wait_procs(processes, timeout=30)
+        assert not [process for process in processes if process.is_running()]
+
+
