@@ -26,9 +26,9 @@ from scripted import Scripted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PACKAGES = ("openai@7.57.0", "@anthropic-ai/sdk@1.12.0")
+PACKAGES = ("openai@7.57.0", "@anthropic-ai/sdk@1.12.0", "ollama@0.6.4")
 OLDEST = 20
-"""The first Node that both packages load in."""
+"""The first Node that all packages load in."""
 SCRIPTS = Path(__file__).parents[1] / "node"
 NO_NETWORK = re.compile(r"\b(ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH|EHOSTUNREACH|ENOTCACHED)\b")
 
@@ -229,6 +229,37 @@ def test_messages(scripts: Path, server: Server) -> None:
     assert found["loop"]["ran"] == [ARGUMENTS[1]]
     assert found["loop"]["final"]["content"][0]["text"] == LOOP[-1]
     assert found["parsed"] == found["parsed_stream"] == json.loads(RIVER)
+
+
+def test_ollama(scripts: Path, server: Server) -> None:
+    found = performed(scripts, "ollama", server, SAID, SAID, "It rains.", RIVERS[0], RIVERS[0], "All of it. " * 50)
+    whole, streamed = found["whole"], found["streamed"]
+    assert [call["function"]["arguments"] for call in whole["message"]["tool_calls"]] == ARGUMENTS
+    assert streamed["calls"] == whole["message"]["tool_calls"]
+    assert (streamed["content"], streamed["thinking"]) == (whole["message"]["content"], whole["message"]["thinking"])
+    assert streamed["parts"] > 10
+    assert found["answered"]["message"]["content"] == "It rains."
+    turns = [
+        (turn["prompt_eval_count"], turn["eval_count"], turn["headstart"]["cached"])
+        for turn in (streamed["last"], found["answered"])
+    ]
+    grows(turns)
+    assert found["prompt"]["response"] == found["parts"]["content"] == RIVERS[0]
+    assert found["seen"] == "A"
+    wait_until(server.idle)
+    lists = found["lists"]
+    assert lists["tags"]["models"][0]["model"] == lists["ps"]["models"][0]["model"] == "fake:latest"
+    assert "tools" in lists["show"]["capabilities"]
+    assert lists["version"]["version"]
+    statuses = {name: (error["name"], error["status"]) for name, error in found["refusals"].items()}
+    assert statuses == {
+        "embed": ("ResponseError", 501),
+        "model": ("ResponseError", 404),
+        "stream": ("ResponseError", 404),
+        "key": ("ResponseError", 401),
+    }
+    assert "no embeddings" in found["refusals"]["embed"]["message"]
+    assert (found["load"]["done_reason"], found["pulled"]["status"]) == ("unload", "success")
 
 
 def test_refusals_are_the_sdks_classes(scripts: Path, server: Server) -> None:
