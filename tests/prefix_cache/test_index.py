@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from effort import examples
 from headstart.interfaces.tokens import BlockId, as_tokens, common_prefix
 from headstart.prefix_cache.blocks import Chain
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.index import Entry, EntryPlaces, Index
 from small_blocks import BLOCK_SIZE, ROOT, TOKENS, entries_of
 
 TIERS = st.sampled_from(["memory", "disk"])
@@ -110,3 +112,62 @@ class IndexMachine(RuleBasedStateMachine):
 
 TestIndex = IndexMachine.TestCase
 TestIndex.settings = examples(60, stateful_step_count=30)
+
+
+CELLS = st.integers(0, 1 << 39)
+
+
+@given(
+    cells=st.lists(st.tuples(st.integers(0, 5), st.none() | CELLS), max_size=30),
+    gaps=st.lists(st.integers(0, 1 << 30), min_size=6, max_size=6),
+    bits=st.lists(st.booleans(), min_size=18, max_size=18),
+)
+def test_the_cells_of_entries_are_a_table(cells: list[tuple[int, int | None]], gaps: list[int], bits: list[bool]) -> None:
+    """Against a dict. A cell and the other numbers of an entry do not touch each other."""
+    index = Index(BLOCK_SIZE)
+    entries = entries_of([1] * (6 * BLOCK_SIZE))
+    for number, entry in enumerate(entries):
+        index.add(entry, "memory", canonical=True)
+        entry.gap, entry.kept, entry.protected = gaps[number], bits[number], bits[6 + number]
+    places, model = EntryPlaces(index), dict[BlockId, int]()
+    for number, cell in cells:
+        key = entries[number].id
+        if cell is not None:
+            places[key] = model[key] = cell
+        elif key in model:
+            assert places.pop(key) == model.pop(key)
+        else:
+            assert places.pop(key, None) is None
+        assert dict(places) == model
+        assert len(places) == len(model)
+        assert [places.get(entry.id) for entry in entries] == [model.get(entry.id) for entry in entries]
+    for number, entry in enumerate(entries):
+        assert (entry.gap, entry.kept, entry.protected) == (gaps[number], bits[number], bits[6 + number])
+        assert not entry.state
+
+
+def test_only_an_entry_of_the_index_has_a_cell() -> None:
+    places, key = EntryPlaces(Index(BLOCK_SIZE)), b"k" * 32
+    assert places.get(key) is None
+    assert key not in places
+    with pytest.raises(KeyError):
+        places[key] = 1
+    with pytest.raises(KeyError):
+        places[key]
+    with pytest.raises(KeyError):
+        del places[key]
+
+
+def test_entries_at_one_position_share_its_number() -> None:
+    """Also where the first chain was shorter; a position that no chain has reached is kept as it is."""
+    index = Index(BLOCK_SIZE)
+    for blocks, token in ((400, 1), (500, 2), (500, 3)):
+        for entry in entries_of([token] * (blocks * BLOCK_SIZE)):
+            index.add(entry, "memory", canonical=True)
+    ends = [entry for entry in index if entry.start == 499 * BLOCK_SIZE]
+    assert len(ends) == 2
+    assert ends[0].start is ends[1].start
+    alone = Entry(b"k" * 32, b"p" * 32, as_tokens([1]), 9000 * BLOCK_SIZE)
+    index.add(alone, "memory", canonical=True)
+    assert alone.start == 9000 * BLOCK_SIZE
+    index.check()
