@@ -20,6 +20,7 @@ from headstart.cli import fleet as cli_fleet
 from headstart.cli import foreign as cli_foreign
 from headstart.cli import install_gpu as cli_install_gpu
 from headstart.cli import models as cli_models
+from headstart.cli import ps as cli_ps
 from headstart.cli import pull as cli_pull
 from headstart.cli import replay as cli_replay
 from headstart.cli import stats as cli_stats
@@ -280,6 +281,7 @@ app.command()(cli_models.models)
 app.command("rm")(cli_models.remove)
 app.command(epilog=cli_explain.EPILOG)(cli_explain.explain)
 app.command(epilog=cli_stats.EPILOG)(cli_stats.stats)
+app.command()(cli_ps.ps)
 app.command(epilog=cli_top.EPILOG)(cli_top.top)
 app.command(epilog=cli_replay.EPILOG)(cli_replay.replay)
 app.command(epilog=cli_install_gpu.EPILOG)(cli_install_gpu.install_gpu)

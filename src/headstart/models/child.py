@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import uvicorn
@@ -48,6 +48,7 @@ class ChildServer(Server):
         super().__init__(config, service, seconds, leave=os._exit)
         self._front = front
         self._commands = Commands()
+        self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Future[Any]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -71,6 +72,14 @@ class ChildServer(Server):
             asyncio.get_running_loop().remove_reader(self._front.fileno())
             self._stop(self._seconds)
 
+    async def main_loop(self) -> None:
+        """Returns when the server must stop: at once when the front says so, because a request waits for that."""
+        await self.on_tick(0)
+        while not self.should_exit:  # a signal sets it too
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await self._stopping.wait()
+
     async def _connect(self, client: socket.socket) -> None:
         client.setblocking(False)
         await asyncio.get_running_loop().connect_accepted_socket(self._protocol, client)
@@ -78,6 +87,7 @@ class ChildServer(Server):
     def _stop(self, seconds: float) -> None:
         self._seconds = seconds
         self.should_exit = True
+        self._stopping.set()
         # The rest of the server is bounded in time too. This is for an engine that hangs.
         asyncio.get_running_loop().call_later(seconds + OVERTIME + LATE, os._exit, 1)
 
@@ -168,6 +178,9 @@ def main(descriptor: int) -> None:
     setup = channel.receive_setup(front)
     if setup is not None:
         serve(setup, front)
+    # The model is freed, and all is saved. The end of the interpreter would take as long as that, and a request waits for it.
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
