@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from itertools import islice
 
 from headstart.explain.fingerprint import ConversationFingerprint, ConversationFingerprints
 from headstart.interfaces.tokens import BlockId, as_tokens
@@ -204,7 +205,7 @@ class Offload:
             _, entry = self._later.popleft()
             if self._index.get(entry.id) is entry and self.lacking(entry):
                 self._queued[entry.id] = entry
-        for entry in list(self._queued.values()):
+        for entry in list(islice(self._queued.values(), STEP)):  # after a long fault of the disk it may be all of memory
             if self.lacking(entry) and not self._hand_over(entry):
                 break
             del self._queued[entry.id]

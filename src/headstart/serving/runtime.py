@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from headstart import memory_plan
@@ -360,12 +361,12 @@ class Runtime:
         Entries that come or leave meanwhile may be in the list or not: the listener hears of them.
         """
 
-        def add() -> LongWork[list[Entry]]:
+        def add() -> LongWork[list[list[Entry]]]:
             listener.begin(self._mode)
             self.listeners.add(listener)
             return (yield from copied(self.cache.index))
 
-        return self.scheduler.carry_out(add()).result()
+        return [*chain.from_iterable(self.scheduler.carry_out(add()).result())]
 
     def unlisten(self, listener: Listener) -> None:
         """Removes a listener. Thread-safe; waits for the current step."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from heapq import nsmallest
+from itertools import chain
 from typing import TypeVar
 
 from headstart.errors import Conflict, NotFound, Unavailable
@@ -106,7 +107,7 @@ class CachedChains:
         used, tokens, entries = self._cache.store.retention.last_use, Counter[bytes](), Counter[bytes]()
 
         def ends() -> Iterator[tuple[bool, float, BlockId]]:
-            for entry in paced(self.entries()):
+            for entry in paced(chain.from_iterable(self._in_portions(copied(self._index)))):
                 if not entry.state:
                     entries[entry.owner] += 1
                     tokens[entry.owner] += entry.length
@@ -120,7 +121,7 @@ class CachedChains:
 
     def entries(self) -> list[Entry]:
         """All stored entries. Others may change them meanwhile."""
-        return self._in_portions(copied(self._index))
+        return [*paced(chain.from_iterable(self._in_portions(copied(self._index))))]
 
     def get(self, key: BlockId, owner: bytes | None) -> CachedChain:
         """The chain that ends with this entry."""
@@ -302,10 +303,10 @@ def _full(tier: str, budget: str, quota: str) -> Conflict:
     return Conflict(f"Pins may fill {PIN_SHARE:.0%} of {limits} ({tier}): unpin another chain first.", code="pins_full")
 
 
-def copied(index: Index) -> LongWork[list[Entry]]:
-    """All entries of an index, for another thread."""
-    found: list[Entry] = []
+def copied(index: Index) -> LongWork[list[list[Entry]]]:
+    """All entries of an index, for another thread, in pieces: one long list would be moved as it grows."""
+    found: list[list[Entry]] = []
     for piece in index.pieces():
-        found += piece
+        found.append(piece)
         yield
     return found
