@@ -49,7 +49,7 @@ UNSEEN = 64 << 20
 """Bytes that are kept free as long as objects without a row may be there: more than a write of each of two processes."""
 TOGETHER = 128 << 20
 """Bytes that are evicted together."""
-AT_A_TIME = 32
+AT_A_TIME = 16
 """Objects that are evicted, or deleted because they have expired, in one piece."""
 PIECE = 256
 """Files that are looked at in one piece."""
