@@ -138,6 +138,28 @@ def headstart(
 
 
 @contextmanager
+def headstart_several(folder: Path, setup: Setup, *options: str, keep: int) -> Iterator[Server]:
+    """headstart with all models of a folder, of which it keeps some. The settings are those of each model."""
+    port = _free_port()
+    command = [sys.executable, "-m", "headstart", "serve", "--models-dir", str(folder), "--keep-loaded", str(keep)]
+    command += ["--port", str(port), "--ctx", str(setup.ctx), "--slots", str(setup.slots), "--threads", str(setup.threads)]
+    with tempfile.TemporaryDirectory() as fresh, _running(
+        "headstart", [*command, *options], port, {"HEADSTART_CACHE_DIR": fresh}
+    ) as server:
+        yield server
+
+
+@contextmanager
+def llama_router(folder: Path, setup: Setup, *options: str) -> Iterator[Server]:
+    """llama-server's router mode with all models of a folder, of which it keeps one."""
+    port, binary = _free_port(), _peer_binary()
+    command = [str(binary), "--models-dir", str(folder), "--models-max", "1", "--port", str(port), "-c", str(setup.ctx)]
+    command += ["-np", str(setup.slots), "-t", str(setup.threads), "-fa", "on", "--no-webui", *options]
+    with _running("llama-server", command, port, {"LD_LIBRARY_PATH": str(binary.parent)}) as server:
+        yield server
+
+
+@contextmanager
 def llama_server(setup: Setup, *options: str) -> Iterator[Server]:
     from headstart.engines.llama.load import has_amx  # loads the engine
 
