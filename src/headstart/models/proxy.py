@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from fastapi import APIRouter
 from starlette.requests import ClientDisconnect, Request
@@ -251,7 +252,7 @@ class PathOfModel:
             if found is not None:
                 model, rest = found
                 if not rest:  # the page's files have relative paths
-                    location = scope["path"].rpartition("/")[2] + "/"
+                    location = quote(scope["path"].rpartition("/")[2]) + "/"
                     await Response(status_code=308, headers={"location": location})(scope, receive, send)
                     return
                 scope = {**scope, "path": rest, "raw_path": rest.encode(), "model": model}
