@@ -295,7 +295,7 @@ PLANTED = (
     Planted(
         "nothing expires on disk",
         "tiers/disk/store.py",
-        "            keys = self.catalog.ages.due(terms, now)\n",
-        "            keys = set[bytes]()\n",
+        "            return [key for key in found if key not in stuck]\n",
+        "            return []\n",
     ),
 )

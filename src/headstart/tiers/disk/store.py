@@ -49,8 +49,10 @@ UNSEEN = 64 << 20
 """Bytes that are kept free as long as objects without a row may be there: more than a write of each of two processes."""
 TOGETHER = 128 << 20
 """Bytes that are evicted together."""
-AT_A_TIME = 16
-"""Objects that are evicted, or deleted because they have expired, in one piece."""
+AT_A_TIME = 32
+"""Objects that are evicted at once."""
+EXPIRE = 16
+"""Objects that are deleted in one piece because they have expired."""
 PIECE = 256
 """Files that are looked at in one piece."""
 CHECKED = 8 << 20
@@ -410,7 +412,7 @@ class Disk(Store):
         stuck = set[bytes]()
 
         def due() -> list[bytes]:
-            found = self.catalog.ages.due(terms, self._clock(), owner, AT_A_TIME + len(stuck))
+            found = self.catalog.ages.due(terms, self._clock(), owner, EXPIRE + len(stuck))
             return [key for key in found if key not in stuck]
 
         while due():
