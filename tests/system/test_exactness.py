@@ -160,7 +160,7 @@ def test_exact_on_the_real_gemma(gemma_model: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3 * 3600)
 def test_exact_on_tiny_models_with_state_for_long(tiny_state: Path) -> None:
-    histories_on_state(tiny_state, 3000)
+    histories_on_state(tiny_state, 10_000)
 
 
 @pytest.mark.slow
