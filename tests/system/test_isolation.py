@@ -215,6 +215,7 @@ class Tier:
             lambda _: None,
             lambda _: None,
             lambda _: None,
+            lambda _: True,
             lambda: 0.0,
         )
         self.memory_budget = MemoryBudget(
