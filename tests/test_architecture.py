@@ -100,7 +100,7 @@ ALLOWED: dict[str, set[str]] = {
         "serving.scheduler",
     },
     "fleet": {"interfaces", "fleet.router", "traces"},
-    "hub": {"engines.machine", "engines.model_file", "interfaces.engine", "memory_plan", "model_names"},
+    "hub": {"engines.machine", "engines.model_file", "engines.model_folder", "interfaces.engine", "memory_plan", "model_names"},
     "library": {"config", "interfaces", "output.parser", "serving", "chat", "engines", "hub"},
     "web": set(),
     "models": {

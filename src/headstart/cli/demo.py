@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from headstart.engines.model_file import locate
+from headstart.engines import registry
+from headstart.engines.options import EngineOptions
 from headstart.errors import HeadstartError
 
 CTX = 4096
@@ -94,7 +95,7 @@ def run(model: str = "demo", *, turns: int = len(QUESTIONS), as_json: bool = Fal
     Raises:
         ConfigError: the model cannot be used.
     """
-    locate(model)
+    registry.check(EngineOptions(model))
     notes = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="headstart-demo-") as folder, _Server(model, folder) as server:
         with notes.status("starting the server"):

@@ -341,9 +341,9 @@ def _complain(message: str, code: int) -> int:
 
 def _check_files(settings: Settings) -> None:
     """Finds wrong files before anything is started."""
-    from headstart.engines import model_file
+    from headstart.engines import registry
 
-    model_file.locate(settings.model)
+    registry.check(settings.engine_options())
     _check_others(settings)
 
 

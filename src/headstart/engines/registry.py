@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from headstart.engines import model_file, model_folder
 from headstart.engines.options import EngineOptions
 from headstart.errors import ConfigError
 from headstart.interfaces.engine import Engine, LoadedTokenizer
@@ -23,16 +24,23 @@ class EngineRow:
         name: of the engine.
         module, loader: the engine's class, and the module that defines it. The module is imported only if its engine is chosen,
             because it loads native code.
-        takes: whether it can load the model that the options name.
+        takes: whether it can load the model that a path names.
+        check: raises ModelError if the model's files are missing or of another form. It loads no native code.
+        extra: the extra of headstart's package that brings what it needs; "" if headstart itself does.
     """
 
     name: str
     module: str
     loader: str
-    takes: Callable[[EngineOptions], bool]
+    takes: Callable[[str], bool]
+    check: Callable[[str], object]
+    extra: str = ""
 
 
-ENGINES = (EngineRow("llama", "headstart.engines.llama", "LlamaEngine", lambda options: True),)
+ENGINES = (
+    EngineRow("mlx", "headstart.engines.mlx", "MlxEngine", model_folder.is_model_folder, model_folder.check, "mlx"),
+    EngineRow("llama", "headstart.engines.llama", "LlamaEngine", lambda model: True, model_file.locate),
+)
 """The first engine that takes a model loads it. llama.cpp is last, because it says what is wrong with any path."""
 
 
@@ -49,6 +57,15 @@ def load(options: EngineOptions, progress: Callable[[float], None] | None = None
     """
     engine: Engine = _loader(_row(options)).load(options, progress=progress, anew=anew)
     return engine
+
+
+def check(options: EngineOptions) -> None:
+    """Finds wrong files before anything is loaded.
+
+    Raises:
+        ModelError: the file is missing, or of another form.
+    """
+    _row(options).check(options.model)
 
 
 def load_tokenizer(options: EngineOptions) -> LoadedTokenizer:
@@ -69,8 +86,16 @@ def load_tokenizer(options: EngineOptions) -> LoadedTokenizer:
 
 
 def _row(options: EngineOptions) -> EngineRow:
-    return next(row for row in ENGINES if row.takes(options))
+    return next(row for row in ENGINES if row.takes(options.model))
 
 
 def _loader(row: EngineRow) -> Any:
-    return getattr(import_module(row.module), row.loader)
+    """Raises ConfigError if what the engine needs is not installed."""
+    try:
+        return getattr(import_module(row.module), row.loader)
+    except ImportError as error:
+        if not row.extra:
+            raise
+        raise ConfigError(
+            f"This model needs the engine '{row.name}', which is not installed ({error}): pip install 'headstart[{row.extra}]'."
+        ) from None

@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from headstart.engines import machine, model_file
+from headstart.engines import machine, model_file, model_folder
+from headstart.engines.model_folder import is_model_folder
 from headstart.errors import ModelError
 from headstart.hub.finders import FINDERS, flat_name
 from headstart.hub.folders import Folders
@@ -57,6 +58,8 @@ def look_up(text: str, folders: Folders | None = None, fits: Fits = fits_here) -
     """
     if text == model_file.DEMO:
         return _at(text, model_file.locate(text), bundled=True)
+    if is_model_folder(text):
+        return _folder(text)
     if _is_path(text):
         return _at(text, model_file.locate(text))
     there = [model for finder in FINDERS for model in finder(folders or Folders.of())]
@@ -82,6 +85,12 @@ def _at(name: str, path: Path, *, bundled: bool = False) -> LocalModel:
     files = tuple(model_file.parts(path))
     size = sum(file.stat().st_size for file in files)
     return LocalModel(name, files, "bundled" if bundled else "path", size, "", quantization_of(path.name))
+
+
+def _folder(text: str) -> LocalModel:
+    """A model in Hugging Face's form. An engine is given its folder."""
+    path = Path(text).expanduser()
+    return LocalModel(text, (path,), "path", sum(file.stat().st_size for file in model_folder.weights(path)))
 
 
 def _bundled() -> list[LocalModel]:

@@ -299,6 +299,8 @@ class Engine(ABC):
     """Digest of everything that changes the numbers: weights, engine and build, device, KV types, settings, block size."""
     identity: Mapping[str, str] = {}
     """What the fingerprint is made of, by name, as texts for people. May be empty."""
+    close_at_exit: bool = False
+    """Whether the process must close the engine before it ends, because native code of its thread cannot be left as it is."""
     host: HostMemory | None = None
     """Host memory at the load, from which the cache's budget is planned; None if the engine does not know."""
 

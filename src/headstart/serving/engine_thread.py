@@ -7,9 +7,12 @@ teams become slow when together they have more workers than there are cores.
 from __future__ import annotations
 
 import queue
+import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 from headstart.interfaces.engine import Engine
@@ -50,6 +53,7 @@ class EngineThread:
         closing = self.submit(lambda: None if self._made.exception() else self._made.result().close())
         self._calls.put(None)
         self._thread.join()
+        _wait_for_end(self._thread)
         if closing.done():  # if not, an earlier call has ended the thread
             closing.result()
 
@@ -61,3 +65,18 @@ class EngineThread:
             except BaseException as error:  # the caller of `result` gets it
                 done.set_exception(error)
             del item, call, done  # else the thread keeps them while it waits
+
+
+def _wait_for_end(thread: threading.Thread) -> None:
+    """Waits until the system's thread is gone: before Python 3.13 `join` returns earlier.
+
+    Native code may free what it kept for the thread with Python's lock, and aborts if Python ends meanwhile.
+    """
+    if sys.version_info >= (3, 13):
+        return
+    task = Path(f"/proc/self/task/{thread.native_id}")
+    if not task.parent.exists():  # not Linux
+        time.sleep(0.05)
+    until = time.monotonic() + 1.0
+    while task.exists() and time.monotonic() < until:
+        time.sleep(0.001)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import threading
@@ -131,6 +132,8 @@ class Runtime:
         *listeners: Listener,
     ) -> None:
         engine = self._thread.engine
+        if engine.close_at_exit:
+            atexit.register(self.close)
         if settings.reuse == "exact" and not engine.traits.exact:
             reasons = "; ".join(engine.traits.notes)
             raise ConfigError(f"Exact reuse cannot be proved for this model ({reasons}); use {option('reuse', 'fast')}.")
@@ -437,6 +440,7 @@ class Runtime:
         if all(ended):  # or one may still read from memory
             self.cache.memory.close()
         self._thread.close()
+        atexit.unregister(self.close)
 
     def __enter__(self) -> Runtime:
         return self

@@ -21,13 +21,13 @@ import numpy.typing as npt
 
 from headstart.engines import machine, model_file
 from headstart.engines.constraint import Grammars
+from headstart.engines.digest import digest
 from headstart.engines.llama import first_load, kv_transfer
 from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama import load as llama_load
 from headstart.engines.llama import log as llama_log
 from headstart.engines.llama.batch import Batch
 from headstart.engines.llama.binding import lib, ready
-from headstart.engines.llama.digest import digest
 from headstart.engines.llama.padding import NO_PADDING, TILE, Padding
 from headstart.engines.llama.part import LayoutError
 from headstart.engines.llama.placement import place

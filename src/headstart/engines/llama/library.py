@@ -16,7 +16,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from headstart.engines.llama.digest import digest
+from headstart.engines.digest import digest
 from headstart.errors import ConfigError
 from headstart.names import as_variable, option
 

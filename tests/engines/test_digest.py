@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from headstart.engines.llama import digest
+from headstart.engines import digest
 
 
 def test_a_digest_is_remembered_for_as_long_as_the_file_looks_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

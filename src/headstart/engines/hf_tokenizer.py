@@ -1,0 +1,162 @@
+"""Tokenizer of a model folder in Hugging Face's form: `tokenizer.json`, by the library `tokenizers` alone.
+
+The chat template is in `chat_template.jinja`, or in `tokenizer_config.json`. The tokens that end a reply are in
+`generation_config.json`, or in `config.json`; the tokenizer's own end token is always one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from headstart.errors import ModelError
+from headstart.interfaces.engine import Control
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>\Z")
+_SPACE = "▁"  # how SentencePiece writes a space
+_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object in a file; an empty one if there is no file. Raises ModelError."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{path}' cannot be read ({error}): download it again.") from None
+    if not isinstance(found, dict):
+        raise ModelError(f"'{path}' is not a JSON object: download it again.")
+    return found
+
+
+class HFTokenizer:
+    """Text ↔ tokens. Thread-safe.
+
+    Args:
+        folder: of the model.
+
+    Raises:
+        ModelError: a file is missing or broken.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise ModelError(f"'{folder}' has no tokenizer.json, which headstart needs: choose a repository that has one.")
+        form, options = read_json(path), read_json(folder / "tokenizer_config.json")
+        _join_nothing(form.get("pre_tokenizer"))
+        _join_nothing(form.get("normalizer"))
+        try:
+            self._tokenizer = Tokenizer.from_str(json.dumps(form))
+        except Exception as error:  # the library has no exception of its own
+            raise ModelError(f"'{path}' cannot be used ({error}).") from None
+        # Texts of control tokens in a message stay text.
+        self._tokenizer.encode_special_tokens = True
+        special = [token for token in form.get("added_tokens", ()) if token.get("special")]
+        self.controls: tuple[Control, ...] = tuple(
+            Control(token["content"], token["id"], bool(token.get("lstrip")), bool(token.get("rstrip"))) for token in special
+        )
+        by_text = {control.text: control for control in self.controls}
+        self.names = {name: text for name in _NAMES if (text := _text(options.get(name))) is not None}
+        bos = by_text.get(self.names.get("bos_token", ""))
+        self.bos = bos if bos is not None and _adds_bos(form, options, bos) else None
+        self.eog = _ends(folder, by_text.get(self.names.get("eos_token", "")))
+        self.chat_template = _template(folder, options)
+        self._bytes = self._all_bytes(form)
+        self.n_vocab = len(self._bytes)
+
+    def tokenize(self, text: str) -> list[int]:
+        text = text.encode("utf-8", "replace").decode()  # lone surrogates
+        found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return found
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._bytes[token]
+
+    def close(self) -> None:
+        return
+
+    def _all_bytes(self, form: dict[str, Any]) -> list[bytes]:
+        names: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        added = {token["id"] for token in form.get("added_tokens", ())}
+        level = _has(form.get("decoder"), "ByteLevel") or _has(form.get("pre_tokenizer"), "ByteLevel")
+        found = [b""] * (max(names.values(), default=-1) + 1)
+        for name, token in names.items():
+            if token in added:
+                found[token] = name.encode()
+            elif level:
+                found[token] = bytes(_BYTE_OF[letter] for letter in name if letter in _BYTE_OF)
+            elif byte := _BYTE.match(name):
+                found[token] = bytes([int(byte[1], 16)])
+            else:
+                found[token] = name.replace(_SPACE, " ").encode()
+        return found
+
+
+def _join_nothing(part: Any) -> None:
+    """Lets a part of a tokenizer add no space before a text, because text in a prompt follows a control token."""
+    if not isinstance(part, dict):
+        return
+    if part.get("type") == "Metaspace":
+        part["prepend_scheme"] = "never"
+        part.pop("add_prefix_space", None)
+    for name in ("pretokenizers", "normalizers"):
+        children = part.get(name)
+        if isinstance(children, list):
+            part[name] = [child for child in children if child.get("type") != "Prepend"]
+            for child in part[name]:
+                _join_nothing(child)
+
+
+def _has(part: Any, kind: str) -> bool:
+    if isinstance(part, dict):
+        return part.get("type") == kind or any(_has(child, kind) for child in part.values())
+    return isinstance(part, list) and any(_has(child, kind) for child in part)
+
+
+def _text(token: Any) -> str | None:
+    """A token in tokenizer_config.json: its text, or an object that has it."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _adds_bos(form: dict[str, Any], options: dict[str, Any], bos: Control) -> bool:
+    """Whether prompts begin with the token: the post-processor decides, or an option if there is none."""
+    if "add_bos_token" in options:
+        return bool(options["add_bos_token"])
+    return json.dumps(bos.text) in json.dumps(form.get("post_processor"))
+
+
+def _ends(folder: Path, eos: Control | None) -> frozenset[int]:
+    found = {eos.id} if eos is not None else set[int]()
+    for name in ("generation_config.json", "config.json"):
+        ends = read_json(folder / name).get("eos_token_id")
+        if ends is not None:
+            return frozenset(found | set(ends if isinstance(ends, list) else [ends]))
+    return frozenset(found)
+
+
+def _template(folder: Path, options: dict[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text("utf-8")
+    found = options.get("chat_template")
+    if isinstance(found, list):  # several with names
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letters by which byte-level BPE writes bytes (GPT-2): printable ones stand for themselves, others are moved up."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    moved = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + number): byte for number, byte in enumerate(moved)}
+
+
+_BYTE_OF = _byte_letters()

@@ -1,0 +1,12 @@
+"""MLX: models in Hugging Face's form (`config.json` with `*.safetensors`), computed by mlx and mlx-lm.
+
+    layers   the cache of each layer: KV by token, or state
+    load     model, sizes and identity
+    engine   the contract
+
+`mlx` and `mlx_lm` are imported only when a model is loaded: `pip install 'headstart[mlx]'`.
+"""
+
+from headstart.engines.mlx.engine import MlxEngine
+
+__all__ = ["MlxEngine"]

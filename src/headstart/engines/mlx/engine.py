@@ -1,0 +1,370 @@
+"""The MLX engine: mlx-lm's models with caches of headstart's.
+
+A slot is a list of mlx-lm caches, one a layer. Slots are computed one by one, so neighbours never change the bits of a slot. KV
+goes in and out through numpy: no buffer for transfers is needed, and one block costs one block.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from headstart.engines import machine, model_folder
+from headstart.engines.constraint import Grammars
+from headstart.engines.hf_tokenizer import HFTokenizer
+from headstart.engines.mlx import load as mlx_load
+from headstart.engines.mlx.layers import Form, UnknownCache, contents, leaves
+from headstart.engines.numpy_sampler import NumpySampler
+from headstart.engines.options import EngineOptions
+from headstart.engines.proof import MOST_TOKENS
+from headstart.engines.proven import Proven
+from headstart.errors import ConfigError, EngineError, ModelError
+from headstart.interfaces.engine import Engine, Facts, Grammar, KVSegment, Logits, Sampler, Sampling, Shape, Span, Step, Traits
+from headstart.interfaces.tokens import Bytes
+from headstart.memory_plan import fit
+from headstart.names import option
+
+BLOCK_SIZE = 64
+_READ, _LOADED = 0.2, 0.4  # progress when the files are digested, and when the weights are loaded; the rest is proofs
+_PROBE = 3  # tokens that show how the caches are laid out
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A live sequence: the caches of all layers, and how many tokens they hold."""
+
+    caches: list[Any]
+    length: int = 0
+    logits: Logits | None = field(default=None)
+
+
+class MlxEngine(Engine):
+    """A model in MLX. Build one with `load`, and use it on the same thread only: mlx's streams belong to threads."""
+
+    tokenizer: HFTokenizer
+    close_at_exit = True  # mlx keeps compiled functions by thread, and frees them with Python's lock while the thread ends
+
+    def __init__(
+        self, model: Any, tokenizer: HFTokenizer, *, ctx: int, slots: int, form: Form | None, unmovable: str = ""
+    ) -> None:
+        self._model = model
+        self._form = form
+        self.tokenizer = tokenizer
+        self._grammars = Grammars(tokenizer)
+        self._slots = [_Slot(mlx_load.empty_caches(model)) for _ in range(slots)]
+        sliceable = form is not None and not form.stateful
+        self.shape = Shape(
+            slots,
+            ctx,
+            min(mlx_load.BATCH, ctx),
+            kv_bytes_per_token=form.kv_bytes_per_token if form else 0,
+            transfer_bytes=0,
+            state_bytes=form.state_bytes(ctx) if form else 0,
+        )
+        notes = () if form else (f"nothing can be moved, so only live slots are reused: {unmovable}",)
+        self.traits = Traits(BLOCK_SIZE, canonical=form is not None, sliceable=sliceable, movable=form is not None, notes=notes)
+        self.facts = Facts("")
+        self.fingerprint = b""
+
+    @classmethod
+    def load(
+        cls,
+        options: EngineOptions,
+        *,
+        progress: Callable[[float], None] | None = None,
+        block_size: int | None = None,
+        anew: bool = False,
+    ) -> MlxEngine:
+        """Loads a model, and proves what it can do.
+
+        Args:
+            progress: receives the progress, from 0 to 1.
+            block_size: use this block size without a proof (for tests that show what a wrong one does).
+            anew: prove everything again, also what an earlier load has proved.
+
+        Raises:
+            ModelError: the model is missing, broken or unsupported.
+            ConfigError: the options cannot work here.
+        """
+        _refuse(options)
+        report = progress or (lambda _: None)
+        folder = Path(options.model).expanduser()
+        available = mlx_load.device_memory(machine.memory())
+        files, done = model_folder.weights(folder), 0
+        total = sum(file.stat().st_size for file in files) or 1
+
+        def read(count: int) -> None:
+            nonlocal done
+            done += count
+            report(_READ * min(1.0, done / total))
+
+        digests = mlx_load.digests(folder, options.state_dir, read)
+        tokenizer = HFTokenizer(folder)
+        model, config = mlx_load.open_model(folder)
+        report(_LOADED)
+        try:
+            form, unmovable = _probe(model), ""
+        except UnknownCache as error:
+            form, unmovable = None, str(error)
+        except Exception as error:  # mlx raises many kinds
+            raise ModelError(f"mlx cannot compute with '{folder}' ({error}); choose another model.") from error
+        trained = model_folder.trained_ctx(config)
+        kv, state = (form.kv_bytes_per_token, form.state_bytes(1 << 62)) if form else (0, 0)
+        host = mlx_load.host_memory(available, mlx_load.weight_bytes(model), kv, state)
+        chosen = fit(host, trained=trained, ctx=options.ctx, slots=options.slots, reserve=options.reserve)
+        engine = cls(model, tokenizer, ctx=chosen.ctx, slots=chosen.slots, form=form, unmovable=unmovable)
+        engine.host = host
+        identity = mlx_load.identity(folder, config, digests)
+        began = time.perf_counter()
+        if block_size is not None:
+            engine.traits = Traits(
+                block_size,
+                sliceable=engine.traits.sliceable,
+                movable=engine.traits.movable,
+                notes=(f"the block size of {block_size} was given, not proved",),
+            )
+        elif engine.traits.movable:
+            sizes = {"ctx": min(chosen.ctx, MOST_TOKENS), "slots": min(chosen.slots, 2), "sources": mlx_load.SOURCES}
+            proven = Proven(options.state_dir, mlx_load.digest_of({**identity, **sizes}), anew)
+            try:
+                engine.traits = proven.traits(
+                    engine,
+                    engine._ordinary_tokens(MOST_TOKENS),
+                    block=BLOCK_SIZE,
+                    window=form.window if form else 0,
+                    progress=lambda part: report(_LOADED + (1 - _LOADED) * part),
+                )
+            except EngineError as error:
+                raise ModelError(f"mlx cannot compute with '{folder}' ({error}); choose another model.") from error
+        seconds = time.perf_counter() - began
+        engine.fingerprint = mlx_load.digest_of({**identity, "grid": engine.traits.block_size})
+        engine.identity = {name: str(value) for name, value in {**identity, "block_size": engine.traits.block_size}.items()}
+        engine.facts = Facts(
+            folder.resolve().name,
+            str(config["model_type"]),
+            f"mlx {identity['mlx']}, mlx-lm {identity['mlx_lm']}",
+            {
+                "path": str(folder),
+                "device": identity["device"],
+                "weights_bytes": host.weights,
+                "live_bytes": host.live(chosen.ctx, chosen.slots),
+                "proof_seconds": round(seconds, 3),
+            },
+        )
+        report(1.0)
+        return engine
+
+    @classmethod
+    def load_tokenizer(cls, options: EngineOptions) -> HFTokenizer:
+        """Loads a model's tokenizer and chat template alone. Raises ModelError."""
+        return HFTokenizer(Path(options.model).expanduser())
+
+    # ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def prefill(self, slot: int, tokens: npt.NDArray[np.int32], *, logits: bool) -> None:
+        held, count = self._slots[slot], len(tokens)
+        self._forget_logits()
+        if not 0 < count <= self.shape.batch or held.length + count > self.shape.ctx:
+            raise EngineError(f"{count} tokens do not fit behind {held.length} of {self.shape.ctx}")
+        with self._computing(held):
+            out = self._model(mx.array(np.asarray(tokens, np.int32))[None], cache=held.caches)
+            last = out[0, -1].astype(mx.float32)
+            mx.eval(*contents(held.caches), *([last] if logits else []))
+            held.length += count
+            held.logits = self._scores(last) if logits else None
+
+    def decode(self, steps: Sequence[Step]) -> None:
+        if not steps or len({step.slot for step in steps}) != len(steps):
+            raise EngineError("a decode needs one token each of different slots")
+        self._forget_logits()
+        for step in steps:
+            if self._slots[step.slot].length >= self.shape.ctx:
+                raise EngineError(f"slot {step.slot} is full: {self.shape.ctx} tokens")
+        with self._computing(*(self._slots[step.slot] for step in steps)):
+            rows = []
+            for step in steps:
+                held = self._slots[step.slot]
+                out = self._model(mx.array([[step.token]], dtype=mx.int32), cache=held.caches)
+                rows.append(out[0, -1].astype(mx.float32))
+            mx.eval(*rows, *(array for step in steps for array in contents(self._slots[step.slot].caches)))
+            for step, row in zip(steps, rows, strict=True):
+                held = self._slots[step.slot]
+                held.length += 1
+                held.logits = self._scores(row)
+
+    @contextmanager
+    def _computing(self, *slots: _Slot) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # mlx raises many kinds
+            for held in slots:
+                self._empty(held)
+            raise EngineError(f"mlx could not compute: {type(error).__name__}: {error}") from error
+
+    def _scores(self, row: Any) -> Logits:
+        """Logits of the tokens that the tokenizer knows. A model may have more outputs, or fewer."""
+        found, count = np.array(row, np.float32), self.tokenizer.n_vocab
+        if len(found) >= count:
+            return found[:count]
+        return np.concatenate([found, np.full(count - len(found), -np.inf, np.float32)])
+
+    def _forget_logits(self) -> None:
+        for held in self._slots:
+            held.logits = None
+
+    def sampler(self, sampling: Sampling, grammar: Grammar | None = None) -> NumpySampler:
+        return NumpySampler(sampling, self._grammars.start(grammar) if grammar else None)
+
+    def check_grammar(self, grammar: Grammar, param: str | None = None) -> Grammar:
+        return self._grammars.check(grammar, param)
+
+    def forget_grammars(self) -> None:
+        self._grammars.clear()
+
+    def sample(self, slot: int, sampler: Sampler) -> int:
+        assert isinstance(sampler, NumpySampler)
+        return sampler.draw(self._logits(slot))
+
+    def logits(self, slot: int) -> Logits:
+        return self._logits(slot).copy()
+
+    def _logits(self, slot: int) -> Logits:
+        found = self._slots[slot].logits
+        if found is None:
+            raise EngineError(f"slot {slot} has no logits: the last call computed none for it")
+        return found
+
+    # ── KV ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def truncate(self, slot: int, length: int) -> None:
+        held = self._slots[slot]
+        if length == 0:
+            self._empty(held)
+            return
+        if length == held.length:
+            return
+        if not 0 < length < held.length or not self.traits.sliceable:
+            raise EngineError(f"slot {slot} cannot be cut from {held.length} to {length} tokens")
+        held.logits = None
+        for leaf in leaves(held.caches):
+            leaf.offset = length
+        held.length = length
+
+    def export_kv(self, slot: int, spans: Sequence[Span]) -> None:
+        form, held = self._movable(), self._slots[slot]
+        for span in spans:
+            if not 0 <= span.start < span.stop <= held.length:
+                raise EngineError(f"slot {slot} holds {held.length} tokens, not [{span.start}, {span.stop})")
+            if len(span.data) < (span.stop - span.start) * self.shape.kv_bytes_per_token:
+                raise EngineError(f"{len(span.data)} bytes are too few for [{span.start}, {span.stop})")
+        for span in spans:
+            form.export_kv(held.caches, span.start, span.stop, span.data)
+
+    def import_kv(self, slot: int, segments: Sequence[KVSegment]) -> None:
+        if not self.traits.sliceable:
+            self._empty(self._slots[slot])
+            raise EngineError("KV of this model cannot be put into a slot without its checkpoint")
+        self._import(slot, segments, None)
+
+    def export_checkpoint(self, slot: int, out: Bytes) -> int:
+        form, held = self._stateful(), self._slots[slot]
+        if not held.length or len(out) < form.state_bytes(held.length):
+            raise EngineError(f"no checkpoint of {held.length} tokens, or no room for it in {len(out)} bytes")
+        return form.export_state(held.caches, held.length, out)
+
+    def import_checkpoint(self, slot: int, segments: Sequence[KVSegment], state: Bytes) -> None:
+        self._import(slot, segments, state)
+
+    def _import(self, slot: int, segments: Sequence[KVSegment], state: Bytes | None) -> None:
+        held = self._slots[slot]
+        self._empty(held)
+        form, size = self._movable() if state is None else self._stateful(), self.shape.kv_bytes_per_token
+        for segment in segments:
+            if not 0 < segment.take <= segment.tokens or len(segment.data) < segment.tokens * size:
+                raise EngineError(f"{len(segment.data)} bytes do not hold {segment.take} of {segment.tokens} tokens")
+        tokens = sum(segment.take for segment in segments)
+        if tokens > self.shape.ctx:
+            raise EngineError(f"{tokens} tokens do not fit into {self.shape.ctx}")
+        if state is not None:
+            form.check_state(state, tokens)
+        elif not tokens:
+            return
+        with self._computing(held):
+            form.import_kv(held.caches, segments)
+            if state is not None:
+                form.import_state(held.caches, tokens, state)
+            mx.eval(*contents(held.caches))
+            held.length = tokens
+
+    def rewind(self, slot: int, length: int, state: Bytes) -> None:
+        held, form = self._slots[slot], self._stateful()
+        try:
+            if not 0 < length <= held.length:
+                raise EngineError(f"slot {slot} cannot go back from {held.length} to {length} tokens")
+            form.check_state(state, length)
+        except EngineError:
+            self._empty(held)
+            raise
+        with self._computing(held):
+            for leaf in leaves(held.caches):
+                if hasattr(leaf, "offset"):
+                    leaf.offset = length
+            form.import_state(held.caches, length, state)
+            mx.eval(*contents(held.caches))
+        held.length, held.logits = length, None
+
+    def length(self, slot: int) -> int:
+        held = self._slots[slot]
+        counted = next((leaf.offset for leaf in held.caches if hasattr(leaf, "offset")), held.length)
+        if counted != held.length:
+            raise EngineError(f"slot {slot} holds {counted} tokens where {held.length} are expected")
+        return held.length
+
+    def close(self) -> None:
+        self._slots, self._model = [], None
+        mx.clear_cache()
+
+    def _empty(self, held: _Slot) -> None:
+        held.caches, held.length, held.logits = mlx_load.empty_caches(self._model), 0, None
+
+    def _movable(self) -> Form:
+        if self._form is None or not self.traits.movable:
+            raise EngineError("KV of this model cannot be moved")
+        return self._form
+
+    def _stateful(self) -> Form:
+        if not self.traits.stateful:
+            raise EngineError("this model has no checkpoints")
+        return self._movable()
+
+    def _ordinary_tokens(self, count: int) -> npt.NDArray[np.int32]:
+        """Fixed pseudo-random tokens, without control tokens."""
+        special = {control.id for control in self.tokenizer.controls} | self.tokenizer.eog
+        ordinary = np.array([token for token in range(self.tokenizer.n_vocab) if token not in special], np.int32)
+        return np.random.default_rng(0).choice(ordinary, count).astype(np.int32)
+
+
+def _probe(model: Any) -> Form:
+    """How the model's caches are laid out. Raises UnknownCache."""
+    caches = mlx_load.empty_caches(model)
+    for _ in leaves(caches):
+        pass
+    model(mx.array([[0] * _PROBE]), cache=caches)
+    mx.eval(*contents(caches))
+    return Form.of(caches)
+
+
+def _refuse(options: EngineOptions) -> None:
+    """Raises ConfigError for options that mean nothing here."""
+    if options.lora is not None:
+        raise ConfigError(f"{option('lora')} is for GGUF models: fuse the adapter with mlx_lm.fuse, and serve the result.")
+    if options.kv_type != "f16":
+        raise ConfigError(f"{option('kv_type')} is for GGUF models: a model in MLX keeps keys and values in its own type.")

@@ -1,0 +1,107 @@
+"""Loading with mlx-lm: the model, its sizes, and what its numbers depend on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from blake3 import blake3
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from headstart.engines import model_folder, proof
+from headstart.engines.digest import digest
+from headstart.errors import ModelError
+from headstart.interfaces.engine import HostMemory
+
+BATCH = 512
+"""Most tokens of one call."""
+CTX_STEP = 256
+"""mlx-lm's caches grow by this many tokens."""
+_BUFFERS = 128 << 20  # for computing, and the interpreter
+SOURCES = blake3(
+    b"".join(path.read_bytes() for path in sorted([Path(proof.__file__), *Path(__file__).parent.glob("[!.]*.py")]))
+).hexdigest()
+"""Digest of the code of this package, which moves KV, and of the proof that it moves KV exactly."""
+
+
+def open_model(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """The model with its weights in memory, and its config.
+
+    Raises:
+        ModelError: mlx-lm cannot load it.
+    """
+    config = model_folder.config(folder)
+    model_folder.weights(folder)
+    try:
+        model, _ = load_model(folder)
+        mx.eval(model.parameters())
+    except Exception as error:  # mlx-lm raises many kinds
+        raise ModelError(
+            f"mlx-lm {version('mlx-lm')} cannot load '{folder}' ({type(error).__name__}: {error}). It may be too new, or "
+            "incomplete: download it again, or choose another model."
+        ) from error
+    return model, config
+
+
+def empty_caches(model: Any) -> list[Any]:
+    caches: list[Any] = make_prompt_cache(model)
+    return caches
+
+
+def weight_bytes(model: Any) -> int:
+    from mlx.utils import tree_flatten
+
+    return sum(int(array.nbytes) for _, array in tree_flatten(model.parameters()))
+
+
+def host_memory(available: int, weights: int, kv: int, state: int) -> HostMemory:
+    """`kv`: bytes of a token; `state`: of the most state that a slot has. On a Mac, GPU and CPU share the memory."""
+    return HostMemory(available, weights, _BUFFERS, kv, state, CTX_STEP)
+
+
+def device_memory(available: int) -> int:
+    """Bytes that a model may use of those that are free: on a Mac no more than the GPU may address well."""
+    if not mx.metal.is_available():
+        return available
+    most = mx.device_info().get("max_recommended_working_set_size")
+    return min(available, int(most)) if most else available
+
+
+def identity(folder: Path, config: dict[str, Any], weights: Sequence[bytes]) -> dict[str, Any]:
+    """Everything that changes the bits of KV, except the block size."""
+    library = [path for path in Path(mx.__file__).parent.rglob("*") if path.suffix in {".metallib", ".so", ".dylib"}]
+    info = mx.device_info() if mx.metal.is_available() else {}
+    return {
+        "engine": "mlx",
+        "mlx": _version("mlx"),
+        "mlx_lm": _version("mlx-lm"),
+        "libraries": [digest(path).hex() for path in sorted(library)],
+        "preloaded": os.environ.get("LD_PRELOAD", "") + os.environ.get("DYLD_INSERT_LIBRARIES", ""),
+        "device": str(mx.default_device()),
+        "device_info": json.dumps(info, sort_keys=True, default=str),
+        "config": blake3(json.dumps(config, sort_keys=True).encode()).hexdigest(),
+        "weights": [one.hex() for one in weights],
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(("MLX_", "OPENBLAS_", "OMP_"))},
+        "batch": BATCH,
+    }
+
+
+def digest_of(parts: dict[str, Any]) -> bytes:
+    return blake3(json.dumps(parts, sort_keys=True).encode()).digest()
+
+
+def digests(folder: Path, memo: Path | None, progress: Callable[[int], None]) -> list[bytes]:
+    return [digest(path, memo, progress) for path in model_folder.weights(folder)]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,134 @@
+"""The MLX engine keeps the contract, and its cached answers are those of a cold run, on tiny models of each kind of cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import tiny_hf
+from effort import SLOW
+from headstart.config import Settings
+from headstart.engines import registry
+from headstart.engines.mlx import MlxEngine
+from headstart.engines.mlx.layers import Form
+from headstart.engines.options import EngineOptions
+from headstart.errors import ConfigError, EngineError, ModelError
+from headstart.interfaces.engine import KVSegment, Span
+from headstart.serving.runtime import Runtime
+from headstart.testing.conformance import CHECKS, ConformanceCheck, EngineUnderTest
+from histories import Lab
+
+KINDS = [
+    pytest.param(kind, marks=() if kind in ("llama", "lfm2") else pytest.mark.slow)  # KV alone; KV and state
+    for kind in tiny_hf.KINDS
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hf")
+
+
+def written(folders: Path, kind: str) -> Path:
+    folder = folders / kind
+    return folder if folder.exists() else tiny_hf.write(folder, kind)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def subject(request: pytest.FixtureRequest, folders: Path) -> Iterator[EngineUnderTest]:
+    options = EngineOptions(str(written(folders, request.param)), ctx=512, slots=2)
+    found = EngineUnderTest(lambda: MlxEngine.load(options, block_size=64))
+    assert found.engine.traits.stateful == (request.param not in ("llama", "qwen3"))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=str)
+def test_mlx_conforms(check: ConformanceCheck, subject: EngineUnderTest) -> None:
+    check(subject)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_warm_answers_are_cold_ones(kind: str, folders: Path) -> None:
+    """In exact mode, with a memory that does not hold everything."""
+    model = str(written(folders, kind))
+
+    def load(slots: int) -> MlxEngine:
+        return MlxEngine.load(EngineOptions(model, ctx=4096, slots=slots), block_size=64)
+
+    cold, histories = load(1), 300 if SLOW else 4
+    shape = cold.shape
+    budget = 48 * 64 * shape.kv_bytes_per_token + 24 * shape.state_bytes
+    # mlx's streams belong to threads: the engine under test is loaded on the thread that uses it.
+    with Runtime(lambda: load(2), Settings(reuse="exact", memory_budget=budget)) as runtime:
+        made = Lab(runtime, cold, words=150 if SLOW else 80)  # each letter is a token
+        for seed in range(histories):
+            made.run(seed)
+        tally = made.tally
+        assert (tally.wrong, tally.wrong_replies) == (0, 0), tally
+        assert tally.restoring >= histories / 4, tally
+        assert runtime.cache.store.counters["evicted"] > 0 or not SLOW
+    cold.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(tiny_hf.KINDS))
+def test_exactness_is_proved_at_load(kind: str, folders: Path) -> None:
+    engine = registry.load(EngineOptions(str(written(folders, kind)), ctx=2048, slots=2))
+    assert engine.traits.exact, engine.traits.notes
+    assert engine.traits.chunking
+    engine.close()
+
+
+def test_a_ring_that_is_restored_in_another_order_is_found(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks above can fail."""
+    engine = MlxEngine.load(EngineOptions(str(written(folders, "gemma3_text")), ctx=512, slots=2), block_size=64)
+    tokens = np.arange(100, dtype=np.int32) % 200
+    engine.prefill(0, tokens, logits=False)
+    kv, state = np.empty(100 * engine.shape.kv_bytes_per_token, np.uint8), np.empty(engine.shape.state_bytes, np.uint8)
+    engine.export_kv(0, [Span(0, 100, kv)])
+    state = state[: engine.export_checkpoint(0, state)]
+    engine.prefill(0, tokens[:9], logits=True)
+    due = engine.logits(0)
+
+    def restored() -> bool:
+        engine.import_checkpoint(1, [KVSegment(kv, 100, 100)], state)
+        engine.prefill(1, tokens[:9], logits=True)
+        return bool(np.array_equal(engine.logits(1), due))
+
+    assert restored()
+    put = Form.import_state
+
+    def turned(form: Form, caches: list[object], length: int, data: object) -> None:
+        put(form, caches, length, data)  # type: ignore[arg-type]
+        for cache in caches:
+            if hasattr(cache, "_idx"):
+                cache.keys, cache.values = mx.roll(cache.keys, 1, 2), mx.roll(cache.values, 1, 2)
+
+    monkeypatch.setattr(Form, "import_state", turned)
+    assert not restored()
+    with pytest.raises(EngineError, match="no checkpoint at 99"):
+        engine.import_checkpoint(1, [KVSegment(kv, 100, 99)], state)
+    assert engine.length(1) == 0
+    engine.close()
+
+
+def test_what_cannot_work_is_said(folders: Path, tmp_path: Path) -> None:
+    model = str(written(folders, "llama"))
+    with pytest.raises(ConfigError, match="kv_type= is for GGUF models"):
+        registry.load(EngineOptions(model, kv_type="q8_0"))
+    with pytest.raises(ConfigError, match="lora= is for GGUF models"):
+        registry.load(EngineOptions(model, lora=tmp_path / "adapter"))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ModelError, match=r"no model\*\.safetensors"):
+        registry.check(EngineOptions(str(tmp_path)))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="model_type"):
+        registry.check(EngineOptions(str(tmp_path)))
+    (tmp_path / "config.json").write_text('{"model_type": "x", "auto_map": {"AutoModel": "code.Model"}}')
+    with pytest.raises(ModelError, match="code of its own"):
+        registry.check(EngineOptions(str(tmp_path)))

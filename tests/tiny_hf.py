@@ -1,0 +1,98 @@
+"""Tiny models in Hugging Face's form, with random weights: a folder that mlx-lm, transformers and vLLM would load.
+
+Their tokenizer writes each byte as one token, and knows ChatML's control tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+VOCAB = 256 + len(CONTROLS)
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {},
+    "gemma3_text": {"sliding_window": 48, "sliding_window_pattern": 2, "query_pre_attn_scalar": 16},
+    "lfm2": {
+        "norm_eps": 1e-5,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "block_dim": 64,
+        "block_ff_dim": 128,
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+        "full_attn_idxs": [1, 3],
+    },
+    "mamba2": {
+        "num_heads": 8,
+        "head_dim": 16,
+        "state_size": 16,
+        "conv_kernel": 4,
+        "n_groups": 1,
+        "expand": 2,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "layer_norm_epsilon": 1e-5,
+        "time_step_limit": [0.0, 100.0],
+        "time_step_rank": "auto",
+        "chunk_size": 64,
+        "ssm_state_size": 16,
+        "max_seq_len": 4096,
+    },
+}
+"""What each kind's config has beside the common sizes."""
+
+
+def write(folder: Path, kind: str, *, dtype: str = "float32", seed: int = 0) -> Path:
+    """Writes a model; returns its folder."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten, tree_map
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"model_type": kind, **_SIZES, **KINDS[kind], "eos_token_id": 256 + 2, "bos_token_id": 256}
+    module = import_module(f"mlx_lm.models.{kind}")
+    mx.random.seed(seed)
+    model = module.Model(module.ModelArgs.from_dict(config))
+    width = getattr(mx, dtype)
+    model.update(tree_map(lambda array: array.astype(width), model.parameters()))
+    mx.eval(model.parameters())
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [256, 258]}))
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in CONTROLS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    options = {"bos_token": None, "eos_token": "<|im_end|>", "chat_template": CHATML}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
