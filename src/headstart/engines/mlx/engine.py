@@ -38,7 +38,7 @@ _PROBE = 3  # tokens that show how the caches are laid out
 
 
 @dataclass(slots=True)
-class _Slot:
+class _Sequence:
     """A live sequence: the caches of all layers, and how many tokens they hold."""
 
     caches: list[Any]
@@ -59,7 +59,7 @@ class MlxEngine(Engine):
         self._form = form
         self.tokenizer = tokenizer
         self._grammars = Grammars(tokenizer)
-        self._slots = [_Slot(mlx_load.empty_caches(model)) for _ in range(slots)]
+        self._slots = [_Sequence(mlx_load.empty_caches(model)) for _ in range(slots)]
         sliceable = form is not None and not form.stateful
         self.shape = Shape(
             slots,
@@ -145,7 +145,7 @@ class MlxEngine(Engine):
             except EngineError as error:
                 raise ModelError(f"mlx cannot compute with '{folder}' ({error}); choose another model.") from error
         seconds = time.perf_counter() - began
-        engine.fingerprint = mlx_load.digest_of({**identity, "grid": engine.traits.block_size})
+        engine.fingerprint = mlx_load.digest_of({**identity, "block_size": engine.traits.block_size})
         engine.identity = {name: str(value) for name, value in {**identity, "block_size": engine.traits.block_size}.items()}
         engine.facts = Facts(
             folder.resolve().name,
@@ -201,7 +201,7 @@ class MlxEngine(Engine):
                 held.logits = self._scores(row)
 
     @contextmanager
-    def _computing(self, *slots: _Slot) -> Iterator[None]:
+    def _computing(self, *slots: _Sequence) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # mlx raises many kinds
@@ -332,7 +332,7 @@ class MlxEngine(Engine):
         self._slots, self._model = [], None
         mx.clear_cache()
 
-    def _empty(self, held: _Slot) -> None:
+    def _empty(self, held: _Sequence) -> None:
         held.caches, held.length, held.logits = mlx_load.empty_caches(self._model), 0, None
 
     def _movable(self) -> Form:
