@@ -759,3 +759,23 @@ def test_a_budget_still_counts_by_owner_where_a_beginning_has_gone(tmp_path: Pat
         assert [row.label.owner for row in disk.catalog.rows()] == [OWNERS[0]]
         disk.write([(replace(label(3), parent=label(2).key, start=16), rows(3))])
         assert {row.label.owner for row in disk.catalog.rows()} == {OWNERS[0]}
+
+
+def test_a_deletion_that_cannot_delete_a_file_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner must not believe that it is gone. The row stays, so the owner can try again."""
+    with closing(Disk(tmp_path, 1 << 40)) as disk:
+        disk.write([(label(number), rows(number)) for number in range(2)])
+        unlink = Path.unlink
+
+        def refused(path: Path, missing_ok: bool = False) -> None:
+            if path.name.startswith(label(1).key.hex()):
+                raise PermissionError(13, "not permitted", str(path))
+            unlink(path, missing_ok)
+
+        monkeypatch.setattr(Path, "unlink", refused)
+        with pytest.raises(OSError, match="1 file cannot be deleted"):
+            disk.erase([label(0).key, label(1).key])
+        assert disk.catalog.keys() == {label(1).key}
+        monkeypatch.undo()
+        disk.erase([label(1).key])
+        assert not disk.catalog.keys()

@@ -38,6 +38,7 @@ from headstart.tiers.disk.format import FormatError, Header, Label, Sealed
 from headstart.tiers.disk.lock import Lock
 from headstart.tiers.disk.quarantine import Quarantine
 from headstart.tiers.disk.schema import damages, drop
+from headstart.units import count
 
 log = logging.getLogger("headstart.disk")
 
@@ -367,6 +368,10 @@ class Disk(Store):
         It also empties the quarantine, which may hold parts of any chain, and deletes everything that was written up to
         the time `before`. Objects that are `spared` stay; this function is called under the lock. Running servers forget the
         objects too. If this raises, `reconcile` finishes the work.
+
+        Raises:
+            OSError: also if some of the files cannot be deleted. Their rows stay.
+            sqlite3.Error: the catalogue cannot be changed.
         """
         with self.writing():
             keys = ({*keys} | self.catalog.ages.old(before)) - {*spared()}
@@ -376,6 +381,8 @@ class Disk(Store):
             self._sweep(before)
             if not self.catalog.ages.clean:
                 raise BlockingIOError("another process reads the catalogue for too long; run `headstart cache gc` to finish")
+            if stuck := len(keys) - len(gone):
+                raise OSError(errno.EIO, f"{count(stuck, 'file')} cannot be deleted, and stay; the log names them")
         return [row for row in rows if row.label.key in gone]
 
     def expire(
