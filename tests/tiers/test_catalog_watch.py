@@ -177,3 +177,15 @@ def test_notes_are_read_in_pieces(catalogs: tuple[Catalog, Catalog]) -> None:
     watch = CatalogWatch(FINGERPRINT)
     assert len(watch.look(ours)) == catalog_watch.PIECE
     assert len([one for one in look(watch, ours) if isinstance(one, NoteFound)]) == count - catalog_watch.PIECE
+
+
+def test_a_deletion_before_the_first_look_concerns_a_process_that_ran_already(catalogs: tuple[Catalog, Catalog]) -> None:
+    """Its disk was opened late, because it failed. Its memory may hold what was deleted."""
+    mine, other = catalogs
+    other.add([(label(0), SIZE)], now=10.0)
+    other.ages.wipe([label(0).key], 20.0, 20.0)
+    early, late = CatalogWatch(FINGERPRINT, 15.0), CatalogWatch(FINGERPRINT, 25.0)
+    assert EverythingErased(20.0) in look(early, mine)
+    assert early.wiped_first == 0.0
+    assert not any(isinstance(notice, EverythingErased) for notice in look(late, mine))
+    assert late.wiped_first == 20.0

@@ -10,6 +10,7 @@ Used on the disk thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 
 from headstart.tiers.disk import catalog as disk_catalog
@@ -62,6 +63,10 @@ def _part(key: bytes) -> int:
 class CatalogWatch:
     """What this process knows of the objects with one fingerprint.
 
+    Args:
+        began: when the process began to store text, in seconds since 1970. A later deletion of everything concerns it, also if
+            its disk was opened after that.
+
     Attributes:
         known: keys of the objects that it has reported, and not as gone.
         complete: whether all rows have been read since the disk was opened.
@@ -69,16 +74,16 @@ class CatalogWatch:
         compared: whether no comparison is under way, so that all erasures are known.
         foreign_writes: whether another process had written before the last look.
         wiped: `Ages.wiped`, as it was reported last; None before the first look.
-        wiped_first: its time at the first look.
+        wiped_first: its time at the first look, if that deletion was before the process began; else 0.
         erased: keys that were found erased since `take_erased`.
     """
 
-    def __init__(self, fingerprint: bytes) -> None:
+    def __init__(self, fingerprint: bytes, began: float = math.inf) -> None:
         self.known = KnownKeys()
         self.wiped: tuple[float, int] | None = None
         self.wiped_first = 0.0
         self.erased: set[bytes] = set()
-        self._fingerprint = fingerprint
+        self._fingerprint, self._began = fingerprint, began
         self._pinned: frozenset[bytes] = frozenset()
         self.restart()
 
@@ -177,8 +182,10 @@ class CatalogWatch:
 
     def _wiped(self, wiped: tuple[float, int]) -> Iterator[Notice]:
         before, self.wiped = self.wiped, wiped
-        if before is None:
+        if before is None and wiped[0] < self._began:
             self.wiped_first = wiped[0]
+        elif before is None:
+            yield EverythingErased(wiped[0])
         elif wiped != before:
             if wiped[0] != before[0]:
                 yield EverythingErased(wiped[0])

@@ -113,7 +113,7 @@ class WriteBehind:
         self._moved, self._again = 0, False  # bytes that were read; whether all objects must be reported again
         self._logged = (0, 0)  # the counters at the last log line
         self._logged_at = self._tidied = float("-inf")
-        self._watch = CatalogWatch(fingerprint)
+        self._watch = CatalogWatch(fingerprint, clock())
         self._listed = True  # whether the notices of all objects are in the queue; none are while the disk cannot be used
         self._tidying: Iterator[tuple[list[Label], list[bytes]]] | None = None
         self._expiring: Iterator[tuple[list[bytes], list[bytes]]] | None = None
