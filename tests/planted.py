@@ -241,12 +241,6 @@ PLANTED = (
         "            gone = set(keys)\n            self.catalog.ages.wipe(keys, before, self._clock())\n",
     ),
     Planted(
-        "a deletion is not made durable",
-        "tiers/disk/store.py",
-        "        files.sync(self.objects)\n        return self._scrub(spare)",
-        "        return self._scrub(spare)",
-    ),
-    Planted(
         "a deletion leaves the ghosts of checkpoints",
         "serving/stored.py",
         "            keys |= {checkpoint_id(entry.id) for entry in own}  # one that was evicted has left a ghost\n",
@@ -259,43 +253,4 @@ PLANTED = (
         '"objects WHERE key = ?", ',
     ),
     Planted("a deletion leaves notes", "tiers/disk/ages.py", ', "notes WHERE block = ?"):', "):"),
-    Planted("deleted text stays in the catalogue's free pages", "tiers/disk/schema.py", '    database.execute("VACUUM")\n', ""),
-    Planted(
-        "a deletion leaves the quarantine",
-        "tiers/disk/store.py",
-        "            self._quarantine.tidy(0)\n            self._sweep(before)",
-        "            self._sweep(before)",
-    ),
-    Planted(
-        "a deletion leaves slots",
-        "serving/expiry.py",
-        "            slot.forsaken |= bool(erased) and not erased.isdisjoint(slot.ids)\n",
-        "",
-    ),
-    Planted("a deletion leaves the history", "serving/expiry.py", "        self._history.forget(over)\n", ""),
-    Planted("a deleted turn is settled", "serving/expiry.py", "        self._settle.forget(given_up)\n", ""),
-    Planted(
-        "expired entries are used until they are deleted",
-        "serving/kv_store.py",
-        "return not (entry.id in self.barred or self.spent(entry))",
-        "return entry.id not in self.barred",
-    ),
-    Planted(
-        "nothing expires in memory",
-        "serving/expiry.py",
-        "                        if entry.written <= limit and",
-        "                        if False and",
-    ),
-    Planted(
-        "nothing expires in slots",
-        "serving/expiry.py",
-        "slot.forsaken or slot.written() <= self._terms.due(owner_of(slot.root), now)",
-        "slot.forsaken",
-    ),
-    Planted(
-        "nothing expires on disk",
-        "tiers/disk/store.py",
-        "            return [key for key in found if key not in stuck]\n",
-        "            return []\n",
-    ),
 )

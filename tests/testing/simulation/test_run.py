@@ -148,3 +148,19 @@ def test_nothing_changes_under_a_scheduler_that_is_being_stopped() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_server_whose_disk_is_opened_late_hears_of_an_earlier_deletion() -> None:
+    """Its first look at the catalogue took `headstart cache rm --all`, of some seconds before, for one from before its start.
+    So it kept what was deleted, and wrote it to disk again."""
+    history = Scenario(
+        207,
+        Setup(slots=1, memory=33, objects=28, transfer=256, share=0.6, stall=0.02),
+        (
+            Happening(32.9761, "restart", seed=147572639, reply=1),
+            Happening(33.2886, "fault", how="sql_full", reply=1),
+            Happening(36.3589, "ask", who=2, how="turn", size=6, seed=414088134, reply=10),
+            Happening(36.6383, "rm", reply=1),
+        ),
+    )
+    assert run(history).violation == ""

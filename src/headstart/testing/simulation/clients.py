@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -10,10 +11,15 @@ from headstart.errors import HeadstartError
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.quota import owner_of
+from headstart.testing.simulation.calls import SimulatedPath
+from headstart.testing.simulation.filesystem import ROOT
 from headstart.testing.simulation.history import Happening, Scenario
+from headstart.testing.simulation.lifetimes import HEARD
 from headstart.testing.simulation.machine import SimulatedMachine
-from headstart.testing.simulation.server import Call, SimulatedServer
+from headstart.testing.simulation.server import Call, SimulatedServer, disk_budget
 from headstart.testing.simulation.talks import Talk
+from headstart.tiers.disk import Disk
+from headstart.tiers.disk.chains import StoredChains
 
 
 class Clients(SimulatedMachine):
@@ -32,6 +38,7 @@ class Clients(SimulatedMachine):
         self.requests: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
         self._open = 0  # what clients and operators still do
+        self._removed = -HEARD  # when another program ended
         self._played = False
 
     def _play(self) -> None:
@@ -67,6 +74,9 @@ class Clients(SimulatedMachine):
                 self.disk.free = event.size
             case "second":
                 self._second(event)
+            case "rm":
+                self._open += 1
+                self.here.spawn(lambda: self._remove(float(event.size)), "rm", self.clients)
             case "restart":
                 for server in [one for one in self.servers if one.ready and not one.closing][:1]:
                     seen["restart"] += 1
@@ -173,13 +183,47 @@ class Clients(SimulatedMachine):
             self.here.sleep(0.1)
         self._open -= 1
 
+    def _remove(self, age: float) -> None:
+        """`headstart cache rm --all`, or `--older-than`, in a process of its own."""
+        process = self.here.process("rm")
+        process.exits.append(lambda: self.files.leave(process))
+        self.programs.append(process)
+        spared, before = set[bytes](), self.files.now() - age
+
+        def needed(disk: Disk) -> set[bytes]:
+            spared.update(StoredChains(disk.catalog.rows()).needed())
+            return spared
+
+        def remove() -> None:
+            try:
+                disk = Disk(SimulatedPath(ROOT), disk_budget(self.setup))
+                try:
+                    disk.reconcile(evict=False)
+                    disk.erase(() if age else disk.catalog.keys(), before, lambda: needed(disk))
+                finally:
+                    disk.close()
+            except (OSError, sqlite3.Error, ValueError, TypeError) as error:
+                self.seen[f"rm: {type(error).__name__}"] += 1
+                return
+            self.checks.erasures.swept(before, spared)
+            self.checks.erasures.files(self.files)
+            self.seen["rm"] += 1
+
+        done = self.here.spawn(remove, "rm", process)
+        while process.alive and not done.ended:
+            self.here.sleep(0.1)
+        self.programs.remove(process)
+        self._removed = self.here.now
+        self._open -= 1
+
     def _deleted(self, server: SimulatedServer, key: BlockId) -> None:
         """An owner has the answer that a chain is deleted."""
         runtime, erasures = server.runtime, self.checks.erasures
         assert runtime is not None
         deletion = next(one for one in reversed(server.deletions) if key in one.blocks)
         erasures.answered(deletion)
-        if len(self.servers) == 1:  # others hear of it later, and may have stored it again
+        others = self.programs or self.here.now < self._removed + HEARD  # of what they did, a server hears later
+        if len(self.servers) == 1 and not others:
             runtime.scheduler.call(lambda: erasures.server(runtime, rests=False)).result()
             erasures.files(self.files)
             erasures.bytes(self.files.real, deletion)

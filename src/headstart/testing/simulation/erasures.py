@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headstart.interfaces.tier import STATE
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
 from headstart.testing.simulation.disk import Inode
@@ -51,6 +52,7 @@ class Erasures:
         self._block_size = block_size
         self._made = made
         self._gone: dict[BlockId, Deletion] = {}
+        self._swept: list[tuple[float, frozenset[BlockId]]] = []
 
     def __len__(self) -> int:
         return len(self._gone)
@@ -59,17 +61,28 @@ class Erasures:
         """The owner knows that it is done."""
         self._gone.update(dict.fromkeys(deletion.blocks, deletion))
 
+    def swept(self, before: float, spared: Collection[BlockId]) -> None:
+        """Everything written up to a time is deleted, except what is spared."""
+        self._swept.append((before, frozenset(spared)))
+
     def clock_set_back(self) -> None:
         """Times of later texts may be earlier than those of deleted ones."""
         self._gone.clear()
+        self._swept.clear()
 
     def _again(self, key: BlockId) -> bool:
         """Whether a block, or that of a checkpoint, was computed since its deletion."""
         deletion = self._gone[key]
         return self._made.get(deletion.blocks[key], deletion.at) > deletion.at
 
+    def _left(self, label: Label) -> bool:
+        """Whether an object was deleted. A server may hold what is `swept` until it hears of it, but not write it."""
+        key, made = label.key, self._made.get(label.parent if label.kind == STATE else label.key, 0.0)
+        swept = any(max(label.written, made) <= before and key not in spared for before, spared in self._swept)
+        return swept or self._old(key, label.written)
+
     def _old(self, key: BlockId, written: float) -> bool:
-        """Whether what was written at a time, of an entry of this key, was deleted."""
+        """Whether what was written at a time, of an entry of this key, was deleted by its owner."""
         return key in self._gone and written <= self._gone[key].at and not self._again(key)
 
     # ── servers ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -100,10 +113,10 @@ class Erasures:
 
     def files(self, files: FileSystem) -> None:
         """No file is left."""
-        for folder in ("objects", "tmp", "quarantine") if self._gone else ():
+        for folder in ("objects", "tmp", "quarantine") if self._gone or self._swept else ():
             for name, file in files.disk.names.get(f"{ROOT}/{folder}", {}).items():
                 label = label_of(file)
-                require(label is None or not self._old(label.key, label.written), f"a deleted entry is in {folder}")
+                require(label is None or not self._left(label), f"a deleted entry is in {folder}")
                 key = _key(name)
                 there = label is None and key in self._gone and not self._again(key)
                 require(not there, f"a deleted entry is in {folder}, damaged")

@@ -9,7 +9,7 @@ from typing import Literal
 from headstart.testing.simulation.faults import DISK_FAULTS, ENGINE_FAULTS
 
 What = Literal[
-    "ask", "abort", "fault", "crash", "clock", "pin", "unpin", "delete", "erase slot", "term", "restart", "second", "space"
+    "ask", "abort", "fault", "clock", "pin", "unpin", "delete", "erase slot", "term", "restart", "second", "space", "rm"
 ]
 HOWS = ("turn", "turn", "turn", "turn", "edit", "edit last", "branch", "again", "retry", "style")
 """How a conversation goes on."""
@@ -152,4 +152,6 @@ def _trouble(dice: random.Random, setup: Setup) -> list[Happening]:
     for _ in range(dice.choice([dice.randint(0, 7), dice.randint(0, 7), dice.randint(10, 25)])):
         what: What = dice.choice(["pin", "pin", "unpin", "delete", "delete", "delete", "erase slot", "term"])
         events.append(Happening(at(), what, dice.randrange(setup.tenants), dice.randrange(3), size=dice.choice([20, 100])))
+    for _ in range(dice.choice([0, 0, 0, 0, 1, 2])):
+        events.append(Happening(at(), "rm", size=dice.choice([0, 0, 5, 15])))
     return events

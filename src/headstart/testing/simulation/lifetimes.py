@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headstart.serving.runtime import Runtime
 
 HEARD = 2.0
-"""Virtual seconds after which a server knows a term that was set there, and that the clock has jumped."""
+"""Virtual seconds after which a server knows a term that was set there, a jump of the clock, and what other programs did."""
 
 
 class Lifetimes:

@@ -25,6 +25,7 @@ from headstart.testing.simulation.kernel import World
 from headstart.testing.simulation.lifetimes import Lifetimes
 from headstart.testing.simulation.oracle import Oracle
 from headstart.testing.simulation.server import SimulatedServer, disk_budget, options
+from headstart.testing.simulation.tasks import Process
 from headstart.testing.simulation.violation import Violation, require
 from headstart.tiers.disk import Disk, FormatError, format
 
@@ -37,6 +38,7 @@ class SimulatedMachine:
 
     Attributes:
         servers: those that run or are starting.
+        programs: other processes that use the folder.
         returning: crashed servers that somebody will start again.
         violation: what a crash has shown.
     """
@@ -60,6 +62,7 @@ class SimulatedMachine:
         self.tenants = checking.Tenants()
         self.clients = self.here.process("clients")
         self.servers: list[SimulatedServer] = []
+        self.programs: list[Process] = []
         self.returning = 0
         self._processes: list[SimulatedServer] = []
         self._promised: dict[BlockId, bool] = {}
@@ -81,9 +84,15 @@ class SimulatedMachine:
     def _crash(self, kind: str) -> None:
         """The machine loses power, or the process of the present call is killed."""
         task = self.here.task
+        for program in self.programs:
+            if kind == "power_loss" or (task and program is task.process):
+                self.here.kill(program)
         living = [one for one in self._processes if one.process.alive]
         dying = [one for one in living if kind == "power_loss" or (task and one.process is task.process)]
         if not dying:
+            if kind == "power_loss":
+                self._promised = {}
+                self._lose_power()
             return
         believed = checking.believed([one.runtime.cache.index for one in living if one.runtime is not None])
         self._promised = {key: canonical for key, canonical in believed.items() if self._file(key) is not None}

@@ -117,6 +117,8 @@ class HistoryRun(Clients):
         works = disk._disk is not None and TIME.monotonic() >= disk._failing_until
         if not (works and disk._tidied > float("-inf")) or disk._hangs:
             return False
+        if abs(self.files.now() - disk._looked) > disk._terms.look + 1.0:
+            return False  # a call of the disk hangs
         assert disk._disk is not None
         assert server.runtime is not None
         return replaced(disk._disk) or checking.agrees(server.runtime, disk._disk.catalog._db)
