@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -233,5 +234,58 @@ def test_a_broken_model_is_refused_with_its_cause_and_others_are_served(folder: 
         os.kill(server.process.pid, signal.SIGKILL)
         psutil.wait_procs(processes, timeout=30)
         assert not [process for process in processes if process.is_running()]
+        server.rest()
 
 
+
+
+@pytest.mark.slow
+def test_keys_and_tenants_are_checked_at_the_front_and_kept_apart_behind_it(folder: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("operator = key-of-operator\nann = key-of-ann\nbob = key-of-bob\n")
+    keys.chmod(0o600)
+    messages = [{"role": "user", "content": 6 * TEXT}]
+    models = (f"a={folder / 'attention.gguf'}", f"b={folder / 'windows.gguf'}")
+    with serving(*models, "--api-key-file", str(keys), *OPTIONS) as server:
+        with httpx.Client(base_url=server.address(), timeout=90) as http:
+            body = {"model": "a", "messages": messages, "max_tokens": 2}
+            assert http.post(CHAT, json=body).status_code == 401
+            cached = []
+            for name in ("ann", "bob", "ann"):
+                answer = http.post(CHAT, json=body, headers={"x-api-key": f"key-of-{name}"})
+                cached.append(answer.json()["headstart"]["cached"] > 0)
+            assert cached == [False, False, True]
+            for name, status in (("ann", 403), ("operator", 200)):
+                headers = {"x-api-key": f"key-of-{name}"}
+                assert http.get("/metrics", headers=headers).status_code == status
+                assert http.get("/slots", headers=headers).status_code == status
+                assert http.post("/models/load", json={"model": "b"}, headers=headers).status_code == status
+            chat = http.post("/api/chat", json={"model": "b:latest", "messages": messages, "stream": False}, headers=headers)
+            assert chat.json()["model"] == "b:latest"
+        assert server.end() == 0
+        log = "".join(server.rest())
+    assert "key-of-" not in log
+    assert TEXT[:20] not in log
+
+
+@pytest.mark.slow
+def test_a_front_that_is_killed_while_a_model_loads_leaves_nothing_behind(folder: Path) -> None:
+    with serving(f"a={folder / 'attention.gguf'}", f"b={folder / 'windows.gguf'}", *OPTIONS) as server:
+        url = server.address()
+        body = {"model": "a", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 2}
+
+        def ask() -> None:
+            with contextlib.suppress(httpx.HTTPError):
+                httpx.post(f"{url}{CHAT}", json=body, timeout=60)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        front = psutil.Process(server.process.pid)
+        wait_until(lambda: bool(front.children()))
+        children = front.children()
+        os.kill(front.pid, signal.SIGKILL)
+        thread.join(30)
+        assert not psutil.wait_procs(children, timeout=30)[1]
+        server.rest()
+    with serving(f"a={folder / 'attention.gguf'}", f"b={folder / 'windows.gguf'}", *OPTIONS) as server:
+        assert httpx.post(f"{server.address()}{CHAT}", json=body, timeout=90).status_code == 200
