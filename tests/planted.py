@@ -253,4 +253,11 @@ PLANTED = (
         '"objects WHERE key = ?", ',
     ),
     Planted("a deletion leaves notes", "tiers/disk/ages.py", ', "notes WHERE block = ?"):', "):"),
+    Planted(
+        "a deletion leaves slots",
+        "serving/expiry.py",
+        "            slot.forsaken |= bool(erased) and not erased.isdisjoint(slot.ids)\n",
+        "",
+    ),
+    Planted("a deletion leaves the history", "serving/expiry.py", "        self._history.forget(over)\n", ""),
 )
