@@ -79,7 +79,7 @@ def check(http: httpx.Client, rounds: int) -> None:
     before = sum(one["loads"] for one in http.get("/headstart/models").json()["models"])
     found = converse(http, rounds)
     loads = sum(one["loads"] for one in http.get("/headstart/models").json()["models"]) - before
-    assert loads >= len(found) - 2  # with memory for two of three, each request in turn needs a switch
+    assert loads >= len(found) // 2  # with memory for two of three, no order of unloading needs fewer switches
     for name, messages, reply, computed in sorted(found, key=lambda one: one[0]):  # without a switch between each
         if len(messages) > 2:
             assert text_of(talk(http, name, messages, cache_prompt=False)) == reply  # against an empty cache
