@@ -260,4 +260,10 @@ PLANTED = (
         "",
     ),
     Planted("a deletion leaves the history", "serving/expiry.py", "        self._history.forget(over)\n", ""),
+    Planted(
+        "nothing expires in slots",
+        "serving/expiry.py",
+        "slot.forsaken or slot.written() <= self._terms.due(owner_of(slot.root), now)",
+        "slot.forsaken",
+    ),
 )
