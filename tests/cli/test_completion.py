@@ -84,6 +84,16 @@ def test_an_empty_word_offers_the_model_files_of_this_folder(tmp_path: Path, mon
     assert models("qw") == []  # the shell completes paths
 
 
+def test_the_names_of_models_on_this_machine_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / ".lmstudio/models/owner/Tiny-GGUF"
+    folder.mkdir(parents=True)
+    for quantization in ("Q4_K_M", "Q8_0"):
+        (folder / f"Tiny-{quantization}.gguf").touch()
+    assert models("own") == ["owner/Tiny-GGUF:Q4_K_M", "owner/Tiny-GGUF:Q8_0"]
+    assert models("owner/Tiny-GGUF:Q8") == ["owner/Tiny-GGUF:Q8_0"]
+
+
 def test_words_are_sorted() -> None:
     assert words(["b1", "a", "b0"])("b") == ["b0", "b1"]
 

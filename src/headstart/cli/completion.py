@@ -34,6 +34,12 @@ def words(known: Iterable[str]) -> Completer:
 
 
 def models(incomplete: str) -> list[str]:
-    """The bundled model, and for an empty word the model files of the current folder. The shell completes paths itself."""
+    """The models that are found on this machine, and for an empty word the model files of the current folder.
+
+    The shell completes paths itself.
+    """
+    from headstart.hub.names import local_models
+
     files = [] if incomplete else sorted(path.name for path in Path().glob("*.gguf"))
-    return [*words([Settings().model])(incomplete), *files]
+    names = {Settings().model, *(model.name for model in local_models())}
+    return [*words(names)(incomplete), *files]

