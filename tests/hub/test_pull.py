@@ -18,6 +18,7 @@ from headstart.hub.folders import Folders
 from headstart.hub.names import find
 from headstart.hub.progress import PullProgress
 from headstart.hub.pull import pull, resolve
+from headstart.hub.remove import partial_models
 from hub_server import HubRepo, HubServer
 from model_folders import cached
 
@@ -261,6 +262,7 @@ def test_who_may_read_what(hub: HubServer, places: Folders, monkeypatch: pytest.
     hub.repos["o/private"] = HubRepo({"n-Q4_0.gguf": content(1, 5000)}, private=True)
     with pytest.raises(HubError, match=rf"o/gated is gated: accept its terms at {hub.url}/o/gated, .* HF_TOKEN"):
         pull("o/gated", folders=places, fits=fits)
+    assert partial_models(places) == []  # nothing has come
     for name in ("o/private", "o/missing"):
         with pytest.raises(HubError, match=rf"has no {name}, .* at {hub.url}/{name}; .* HF_TOKEN"):
             pull(name, folders=places, fits=fits)

@@ -74,6 +74,8 @@ def download(
             _fetch(client, repository, file, partial, meter)
             os.replace(partial, blob)
         finally:
+            if not _size(partial):
+                partial.unlink(missing_ok=True)
             if not (blob.exists() or partial.exists()):
                 record.forget(repository.repo, file.digest)
 
