@@ -17,7 +17,7 @@ class Whole:
 
 
 def row(name: str, module: str, loader: str) -> EngineRow:
-    return EngineRow(name, module, loader, lambda options: options.model == name)
+    return EngineRow(name, module, loader, lambda model: model == name, lambda model: None)
 
 
 ROWS = (row("fake", "headstart.testing.fake_engine", "FakeEngine"), row("whole", __name__, "Whole"), *registry.ENGINES)
