@@ -227,7 +227,7 @@ def test_settings_can_be_made_from_the_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"memory": "8GiB"}, {"memory_budget": "much"}, {"slots": 0}, {"direct": "yes"}, {"alias": "name"}]
+    "wrong", [{"memory_size": "8GiB"}, {"memory_budget": "much"}, {"slots": 0}, {"direct": "yes"}, {"alias": "name"}]
 )
 def test_a_wrong_argument_is_found(wrong: dict[str, Any]) -> None:
     with pytest.raises((ConfigError, TypeError)):

@@ -17,7 +17,6 @@ from headstart.cli.options import reader, setting, written_default
 from headstart.config import default_cache_dir
 from headstart.errors import ConfigError
 from headstart.interfaces.tier import KV
-from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.units import count, parse_size, parse_time, show_size
 
 if TYPE_CHECKING:
@@ -226,6 +225,8 @@ def remove(
 
     It deletes the record of their use too. Servers that run on this folder forget them in memory as well.
     """
+    from headstart.prefix_cache.blocks import checkpoint_id
+
     if (identity is not None) + everything + (older_than is not None) != 1:
         raise ConfigError("Give an id, or --all, or --older-than.")
     before = -math.inf if identity is not None else time.time() - (older_than or 0.0)

@@ -24,8 +24,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from headstart.engines import registry
-from headstart.engines.options import EngineOptions
 from headstart.errors import HeadstartError
 
 CTX = 4096
@@ -95,6 +93,9 @@ def run(model: str = "demo", *, turns: int = len(QUESTIONS), as_json: bool = Fal
     Raises:
         ConfigError: the model cannot be used.
     """
+    from headstart.engines import registry
+    from headstart.engines.options import EngineOptions
+
     registry.check(EngineOptions(model))
     notes = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="headstart-demo-") as folder, _Server(model, folder) as server:

@@ -11,25 +11,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from headstart.engines.model_folder import read_json
 from headstart.errors import ModelError
 from headstart.interfaces.engine import Control
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>\Z")
 _SPACE = "▁"  # how SentencePiece writes a space
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object in a file; an empty one if there is no file. Raises ModelError."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelError(f"'{path}' cannot be read ({error}): download it again.") from None
-    if not isinstance(found, dict):
-        raise ModelError(f"'{path}' is not a JSON object: download it again.")
-    return found
 
 
 class HFTokenizer:

@@ -1,13 +1,27 @@
-"""Model folders in Hugging Face's form. Imports nothing of MLX, so that the registry can ask."""
+"""Model folders in Hugging Face's form. Loads nothing heavy: whoever looks for models asks here."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from headstart.errors import ModelError
 
 CONFIG = "config.json"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object in a file; an empty one if there is no file. Raises ModelError."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{path}' cannot be read ({error}): download it again.") from None
+    if not isinstance(found, dict):
+        raise ModelError(f"'{path}' is not a JSON object: download it again.")
+    return found
 
 
 def is_model_folder(model: str) -> bool:
