@@ -50,8 +50,6 @@ def config(folder: Path) -> dict[str, Any]:
     Raises:
         ModelError: it is broken, or asks for code of its own, which headstart does not run.
     """
-    from headstart.engines.hf_tokenizer import read_json  # it loads numpy, which finding a model does not need
-
     found = read_json(folder / CONFIG)
     if "model_type" not in found:
         raise ModelError(f"'{folder / CONFIG}' does not say its model_type: it is no language model in Hugging Face's form.")
