@@ -27,7 +27,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from headstart.errors import EngineError
-from headstart.interfaces.engine import Engine, KVSegment, Logits, Span, Step, Traits
+from headstart.interfaces.engine import Engine, KVSegment, Logits, Span, Step, Tokenizer, Traits
 from headstart.interfaces.tokens import Bytes, Tokens
 
 _TAIL = _DECODED = 8
@@ -270,6 +270,13 @@ def answer(engine: Engine, tokens: Tokens, *, block: int) -> bytes | None:
         return None
     finally:
         _empty(engine)
+
+
+def ordinary_tokens(tokenizer: Tokenizer, count: int) -> Tokens:
+    """Fixed pseudo-random tokens to compute on, without control tokens: int32, (count,)."""
+    special = {control.id for control in tokenizer.controls} | tokenizer.eog
+    ordinary = np.array([token for token in range(tokenizer.n_vocab) if token not in special], np.int32)
+    return np.random.default_rng(0).choice(ordinary, count).astype(np.int32)
 
 
 def _empty(engine: Engine) -> None:

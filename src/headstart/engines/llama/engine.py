@@ -34,7 +34,7 @@ from headstart.engines.llama.placement import place
 from headstart.engines.llama.sampler import LlamaSampler
 from headstart.engines.llama.vocab import LlamaTokenizer, VocabularyTokenizer
 from headstart.engines.options import EngineOptions
-from headstart.engines.proof import MOST_TOKENS
+from headstart.engines.proof import MOST_TOKENS, ordinary_tokens
 from headstart.engines.proven import Proven
 from headstart.errors import EngineError, ModelError
 from headstart.interfaces.engine import Engine, Facts, Grammar, KVSegment, Logits, Sampler, Sampling, Shape, Span, Step, Traits
@@ -411,7 +411,7 @@ class LlamaEngine(Engine):
                 self.traits, block_size=block_size, notes=(f"the block size of {block_size} was given, not proved",)
             )
             return threads
-        given, tokens = self.traits, self._ordinary_tokens(MOST_TOKENS)
+        given, tokens = self.traits, ordinary_tokens(self.tokenizer, MOST_TOKENS)
         self.traits = proven(threads).traits(self, tokens, block=BLOCK_SIZE, window=window, progress=progress)
         if self.traits.exact or not self.traits.canonical or threads == 1 or not exact:
             return threads
@@ -423,7 +423,7 @@ class LlamaEngine(Engine):
 
     def _learn(self) -> Traits:
         """Finds out how KV and state are moved; returns the traits that follow from that."""
-        tokens = self._ordinary_tokens(_LAYOUT_TOKENS)
+        tokens = ordinary_tokens(self.tokenizer, _LAYOUT_TOKENS)
         recurrent = lib.llama_model_is_hybrid(self._model) or lib.llama_model_is_recurrent(self._model)
         window = int(lib.llama_model_n_swa(self._model))
         sliceable = not recurrent and not window
@@ -446,9 +446,3 @@ class LlamaEngine(Engine):
             state_bytes=0 if sliceable else form.checkpoint_size(cells),
         )
         return Traits(BLOCK_SIZE, sliceable=sliceable)
-
-    def _ordinary_tokens(self, count: int) -> npt.NDArray[np.int32]:
-        """Fixed pseudo-random tokens, without control tokens."""
-        special = {control.id for control in self.tokenizer.controls} | self.tokenizer.eog
-        ordinary = np.array([token for token in range(self.tokenizer.n_vocab) if token not in special], np.int32)
-        return np.random.default_rng(0).choice(ordinary, count).astype(np.int32)

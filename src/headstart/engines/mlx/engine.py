@@ -24,7 +24,7 @@ from headstart.engines.mlx import load as mlx_load
 from headstart.engines.mlx.layers import Form, UnknownCache, contents, leaves
 from headstart.engines.numpy_sampler import NumpySampler
 from headstart.engines.options import EngineOptions
-from headstart.engines.proof import MOST_TOKENS
+from headstart.engines.proof import MOST_TOKENS, ordinary_tokens
 from headstart.engines.proven import Proven
 from headstart.errors import ConfigError, EngineError, ModelError
 from headstart.interfaces.engine import Engine, Facts, Grammar, KVSegment, Logits, Sampler, Sampling, Shape, Span, Step, Traits
@@ -137,7 +137,7 @@ class MlxEngine(Engine):
             try:
                 engine.traits = proven.traits(
                     engine,
-                    engine._ordinary_tokens(MOST_TOKENS),
+                    ordinary_tokens(tokenizer, MOST_TOKENS),
                     block=BLOCK_SIZE,
                     window=form.window if form else 0,
                     progress=lambda part: report(_LOADED + (1 - _LOADED) * part),
@@ -345,11 +345,6 @@ class MlxEngine(Engine):
             raise EngineError("this model has no checkpoints")
         return self._movable()
 
-    def _ordinary_tokens(self, count: int) -> npt.NDArray[np.int32]:
-        """Fixed pseudo-random tokens, without control tokens."""
-        special = {control.id for control in self.tokenizer.controls} | self.tokenizer.eog
-        ordinary = np.array([token for token in range(self.tokenizer.n_vocab) if token not in special], np.int32)
-        return np.random.default_rng(0).choice(ordinary, count).astype(np.int32)
 
 
 def _probe(model: Any) -> Form:
