@@ -122,7 +122,7 @@ class MlxEngine(Engine):
         chosen = fit(host, trained=trained, ctx=options.ctx, slots=options.slots, reserve=options.reserve)
         engine = cls(model, tokenizer, ctx=chosen.ctx, slots=chosen.slots, form=form, unmovable=unmovable)
         engine.host = host
-        identity = mlx_load.identity(folder, config, digests)
+        identity = mlx_load.identity(config, digests, options.state_dir)
         began = time.perf_counter()
         if block_size is not None:
             engine.traits = Traits(

@@ -73,15 +73,15 @@ def device_memory(available: int) -> int:
     return min(available, int(most)) if most else available
 
 
-def identity(folder: Path, config: dict[str, Any], weights: Sequence[bytes]) -> dict[str, Any]:
-    """Everything that changes the bits of KV, except the block size."""
+def identity(config: dict[str, Any], weights: Sequence[bytes], memo: Path | None) -> dict[str, Any]:
+    """Everything that changes the bits of KV, except the block size. `memo`: folder that remembers digests of files."""
     library = [path for path in Path(mx.__file__).parent.rglob("*") if path.suffix in {".metallib", ".so", ".dylib"}]
     info = mx.device_info() if mx.metal.is_available() else {}
     return {
         "engine": "mlx",
         "mlx": _version("mlx"),
         "mlx_lm": _version("mlx-lm"),
-        "libraries": [digest(path).hex() for path in sorted(library)],
+        "libraries": [digest(path, memo).hex() for path in sorted(library)],
         "preloaded": os.environ.get("LD_PRELOAD", "") + os.environ.get("DYLD_INSERT_LIBRARIES", ""),
         "device": str(mx.default_device()),
         "device_info": json.dumps(info, sort_keys=True, default=str),
