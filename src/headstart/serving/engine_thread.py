@@ -53,7 +53,8 @@ class EngineThread:
         closing = self.submit(lambda: None if self._made.exception() else self._made.result().close())
         self._calls.put(None)
         self._thread.join()
-        _wait_for_end(self._thread)
+        if not self._made.exception() and self._made.result().close_at_exit:
+            _wait_for_end(self._thread)
         if closing.done():  # if not, an earlier call has ended the thread
             closing.result()
 
