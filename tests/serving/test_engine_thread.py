@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import functools
+import os
 import signal
 import threading
 import time
@@ -118,3 +120,21 @@ def test_errors_at_the_close_reach_the_caller() -> None:
     thread.engine.close = fail  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="cannot be freed"):
         thread.close()
+
+
+def test_closing_goes_on_where_the_threads_of_the_system_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = os.stat
+
+    def refuse(path: Any, *args: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith("/proc/"):
+            raise PermissionError(errno.EACCES, "not allowed", str(path))
+        return stat(path, *args, **options)
+
+    thread = EngineThread(Watched)
+    engine = thread.engine
+    engine.close_at_exit = True
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", refuse)
+        thread.close()
+    assert isinstance(engine, Watched)
+    assert engine.closed == 1

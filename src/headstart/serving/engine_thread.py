@@ -6,13 +6,13 @@ teams become slow when together they have more workers than there are cores.
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, TypeVar
 
 from headstart.interfaces.engine import Engine
@@ -75,9 +75,9 @@ def _wait_for_end(thread: threading.Thread) -> None:
     """
     if sys.version_info >= (3, 13):
         return
-    task = Path(f"/proc/self/task/{thread.native_id}")
-    if not task.parent.exists():  # not Linux
+    tasks = "/proc/self/task"
+    if not os.path.exists(tasks):  # not Linux, or not allowed; `Path.exists` may raise then, and closing must go on
         time.sleep(0.05)
     until = time.monotonic() + 1.0
-    while task.exists() and time.monotonic() < until:
+    while os.path.exists(f"{tasks}/{thread.native_id}") and time.monotonic() < until:
         time.sleep(0.001)
