@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.cli.completion import models, words
+from headstart.cli.completion import joined, models, take_line, words
 from process import environment, run
 
 CASES = (
@@ -92,6 +92,39 @@ def test_the_names_of_models_on_this_machine_are_offered(tmp_path: Path, monkeyp
         (folder / f"Tiny-{quantization}.gguf").touch()
     assert models("own") == ["owner/Tiny-GGUF:Q4_K_M", "owner/Tiny-GGUF:Q8_0"]
     assert models("owner/Tiny-GGUF:Q8") == ["owner/Tiny-GGUF:Q8_0"]
+    assert models("mine=owner/Tiny-GGUF:Q8") == ["mine=owner/Tiny-GGUF:Q8_0"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ("serve owner/name : Q8", "serve owner/name:Q8"),
+        ("serve owner/name :", "serve owner/name:"),
+        ("serve mine = owner/name : Q8 --ctx = 5 x", "serve mine=owner/name:Q8 --ctx=5 x"),
+        ("serve a := b", "serve a:=b"),
+        ("serve --reuse fast", "serve --reuse fast"),
+    ],
+)
+def test_words_that_bash_has_broken_are_joined(parts: str, words: str) -> None:
+    assert joined(parts.split()) == words.split()
+
+
+@pytest.mark.parametrize(
+    ("parts", "wanted"),
+    [
+        ("headstart serve owner/Tiny-GGUF : Q8", "headstart serve Q8 behind owner/Tiny-GGUF:"),
+        ("headstart serve --model = owner/Tiny-GGUF :", "headstart serve --model  behind owner/Tiny-GGUF:"),
+        ("headstart serve --ctx = 512 mine = own", "headstart serve --ctx=512 own behind mine="),
+        ("headstart serve --reuse = f", "headstart serve --reuse f behind "),
+    ],
+)
+def test_of_a_broken_word_the_end_is_completed(parts: str, wanted: str) -> None:
+    broken = parts.split()
+    environ = {"_HEADSTART_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join(broken), "COMP_CWORD": str(len(broken) - 1)}
+    take_line(environ)
+    words = environ["COMP_WORDS"].split("\n")
+    assert f"{' '.join(words)} behind {environ['_HEADSTART_KEPT']}" == wanted
+    assert int(environ["COMP_CWORD"]) == len(words) - 1
 
 
 def test_words_are_sorted() -> None:
@@ -124,18 +157,42 @@ def test_fish_completes_after_installation(home: Path) -> None:
         assert {offer.partition("\t")[0] for offer in found.splitlines()} >= wanted, line
 
 
+TYPED = (
+    ("headstart serve --reuse e", "--reuse exact"),
+    ("headstart doc", "headstart doctor"),
+    ("headstart serve owner/Tiny-GGUF:Q8", "serve owner/Tiny-GGUF:Q8_0 "),
+    ("headstart serve mine=owner/Tiny-GGUF:Q8", "serve mine=owner/Tiny-GGUF:Q8_0 "),
+)
+"""What is typed before Tab, and what the line then ends with."""
+
+
 @pytest.mark.slow
-def test_zsh_completes_after_installation(home: Path) -> None:
-    assert "zsh completion installed" in shell("zsh", "headstart --install-completion; true", home)
+@pytest.mark.parametrize(
+    ("name", "options", "cases"),
+    [
+        ("bash", ["--noprofile", "-i"], (*TYPED, ("headstart serve --reuse=e", "--reuse=exact"))),
+        ("zsh", ["-i"], TYPED),
+    ],
+    ids=["bash", "zsh"],
+)
+def test_tab_completes_what_is_typed(name: str, options: list[str], cases: tuple[tuple[str, str], ...], home: Path) -> None:
+    """In a terminal: the shell breaks the line into words itself."""
+    assert f"{name} completion installed" in shell(name, "headstart --install-completion; true", home)
+    folder = home / ".lmstudio/models/owner/Tiny-GGUF"
+    folder.mkdir(parents=True)
+    for quantization in ("Q4_K_M", "Q8_0"):
+        (folder / f"Tiny-{quantization}.gguf").touch()
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(home)
-        os.execvpe("zsh", ["zsh", "-i"], at_home(home))
+        os.execvpe(name, [name, *options], at_home(home))
     try:
         os.write(terminal, b"PS1='rea''dy>'\n")
         until(terminal, "ready>")
-        for typed, wanted in (("headstart serve --reuse e\t", "--reuse exact"), ("headstart doc\t", "headstart doctor")):
-            os.write(terminal, f"{typed}\t".encode())  # the first Tab of a new shell only loads the function
+        for typed, wanted in cases:
+            os.write(terminal, f"{typed}\t".encode())
+            if name == "zsh" and (typed, wanted) == cases[0]:
+                os.write(terminal, b"\t")  # the first Tab of a new zsh only loads the function
             until(terminal, wanted)
             os.write(terminal, b"\x15")  # clears the line
     finally:

@@ -1,12 +1,15 @@
 """Shell completion: what a shell offers for the value of an option or argument (`headstart --install-completion`).
 
 An empty answer leaves the word to the shell, which then completes the names of files.
+
+Bash breaks words at `:` and `=` before it asks: `owner/name:Q8` comes as three words, and an answer replaces the last one only.
+So `take_line` joins such words again, and answers begin where bash replaces.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from pathlib import Path
 
 from headstart.config import Settings
@@ -16,11 +19,49 @@ Completer = Callable[[str], list[str]]
 
 VARIABLE = "_HEADSTART_COMPLETE"
 """Set when a shell runs headstart for completions. Its answer is all that may be printed then."""
+_WORDS, _CURRENT = "COMP_WORDS", "COMP_CWORD"
+"""Bash's words of the line, one below the other, and the number of the one to complete."""
+_KEPT = "_HEADSTART_KEPT"
+"""The beginning of the word to complete that bash keeps. Set by `take_line`."""
+_BREAKS = ":="
 
 
 def completing() -> bool:
     """Whether a shell asks for completions."""
     return VARIABLE in os.environ
+
+
+def take_line(environ: MutableMapping[str, str]) -> None:
+    """Writes the line that bash hands on as the user's words. Of the last one it leaves what bash replaces.
+
+    Changes nothing where another shell asks, or none, and where bash has broken no word.
+    """
+    if environ.get(VARIABLE) != "complete_bash" or not {_WORDS, _CURRENT} <= environ.keys():
+        return
+    parts = environ[_WORDS].split("\n")[: int(environ[_CURRENT]) + 1]
+    line = joined(parts)
+    if line == parts:
+        return
+    word, end = line.pop(), parts[-1].lstrip(_BREAKS)
+    if word.startswith("-") and word != end:  # --option=value
+        option, _, word = word.partition("=")
+        line.append(option)
+    line.append(end)
+    environ.update({_WORDS: "\n".join(line), _CURRENT: str(len(line) - 1), _KEPT: word.removesuffix(end)})
+
+
+def joined(parts: Iterable[str]) -> list[str]:
+    """The words of a line, of the parts into which bash broke them."""
+    line: list[str] = []
+    goes_on = False
+    for part in parts:
+        is_break = part != "" and set(part) <= set(_BREAKS)
+        if line and (is_break or goes_on):
+            line[-1] += part
+        else:
+            line.append(part)
+        goes_on = is_break
+    return line
 
 
 def words(known: Iterable[str]) -> Completer:
@@ -36,10 +77,12 @@ def words(known: Iterable[str]) -> Completer:
 def models(incomplete: str) -> list[str]:
     """The models that are found on this machine, and for an empty word the model files of the current folder.
 
-    The shell completes paths itself.
+    A name of the user's own may stand before, as in `mine=owner/name`. The shell completes paths itself.
     """
     from headstart.hub.names import local_models
 
-    files = [] if incomplete else sorted(path.name for path in Path().glob("*.gguf"))
-    names = {Settings().model, *(model.name for model in local_models())}
-    return [*words(names)(incomplete), *files]
+    kept = os.environ.get(_KEPT, "")
+    own, equals, model = (kept + incomplete).rpartition("=")
+    files = [] if model else sorted(path.name for path in Path().glob("*.gguf"))
+    names = {Settings().model, *(found.name for found in local_models())}
+    return [(own + equals + answer).removeprefix(kept) for answer in [*words(names)(model), *files]]

@@ -24,7 +24,7 @@ from headstart.cli import ps as cli_ps
 from headstart.cli import pull as cli_pull
 from headstart.cli import replay as cli_replay
 from headstart.cli import stats as cli_stats
-from headstart.cli.completion import completing, words
+from headstart.cli.completion import completing, take_line, words
 from headstart.cli.options import (
     SERVED,
     Alias,
@@ -303,6 +303,7 @@ def version() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line. An error that the user can correct is one line on stderr, with exit code 2."""
     given = sys.argv[1:] if arguments is None else arguments
+    take_line(os.environ)
     try:
         if given[:1] != ["serve"] and not completing():  # `serve` writes them to its log
             for notice in _notices():
