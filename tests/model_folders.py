@@ -24,6 +24,28 @@ def weights(path: Path, size: int = 64) -> Path:
     return path
 
 
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048, "hidden_size": 64,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "quantization": {"bits": 4, "group_size": 64},
+}
+
+
+def hf_files(**config: object) -> dict[str, bytes]:
+    """A repository in Hugging Face's form, whose weights are in two parts. `config`: what differs from `CONFIG`."""
+    parts = {f"model-0000{number}-of-00002.safetensors": bytes([number]) * 1000 * number for number in (1, 2)}
+    small = {"tokenizer.json": b"{}", "tokenizer_config.json": b"{} ", "chat_template.jinja": b"{{ messages }}"}
+    return {"README.md": b"Hello.", **parts, **small, "config.json": json.dumps(CONFIG | config).encode(), "code.py": b"1 / 0"}
+
+
+def hf_folder(folder: Path, **config: object) -> Path:
+    """Such files in a folder. Returns the folder."""
+    folder.mkdir(parents=True)
+    for name, data in hf_files(**config).items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
 def cached(hub: Path, repo: str, files: Mapping[str, int], commit: str = COMMIT, *, main: bool = True) -> Path:
     """A repository in Hugging Face's cache: blobs, and links to them. Returns the snapshot."""
     folder = hub / folder_name(repo)

@@ -23,6 +23,9 @@ from process import serving as starting
 SMALL = ("--ctx", "512", "--slots", "1", "--threads", "1", "--memory-budget", "16MiB", "--port", "0", "--no-disk")
 
 
+SNAPSHOT = f"hub/models--mlx-community--Qwen3-4B-4bit/snapshots/{'0a' * 20}"
+
+
 @pytest.mark.parametrize(
     ("model", "names"),
     [
@@ -34,6 +37,8 @@ SMALL = ("--ctx", "512", "--slots", "1", "--threads", "1", "--memory-budget", "1
         ("x-00001-of-00003", ["x-00001-of-00003"]),
         ("x-1-of-3.gguf", ["x-1-of-3", "x-1-of-3.gguf"]),
         ("/blobs/sha256-0a1b", ["sha256-0a1b", "/blobs/sha256-0a1b"]),
+        ("/m/Qwen3-4B-4bit", ["Qwen3-4B-4bit", "/m/Qwen3-4B-4bit"]),
+        (SNAPSHOT, ["Qwen3-4B-4bit", SNAPSHOT]),
     ],
 )
 def test_what_a_model_is_called(model: str, names: list[str]) -> None:

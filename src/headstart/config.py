@@ -153,8 +153,9 @@ class Settings:
         "demo",
         _MODEL,
         "Model",
-        "Path of a `.gguf` file; OWNER/NAME[:QUANTISATION] on Hugging Face's hub, fetched if it is not here; a name that "
-        "`headstart models` lists; or `demo` for the bundled SmolLM2-135M-Instruct.",
+        "Path of a `.gguf` file, or of a folder with `config.json` and `*.safetensors` (for MLX); OWNER/NAME[:QUANTISATION] on "
+        "Hugging Face's hub, fetched if it is not here; a name that `headstart models` lists; or `demo` for the bundled "
+        "SmolLM2-135M-Instruct.",
     )
     ctx: int | None = _setting(
         None,

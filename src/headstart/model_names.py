@@ -7,11 +7,13 @@ from pathlib import PurePath
 
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 """The number in the name of a part of a split model, before the suffix."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SUFFIX = re.compile(r"\.gguf$", re.IGNORECASE)
 
 
 def model_name(model: str) -> str:
-    """The name of a model: its file's name without folder, suffix and part number."""
+    """The name of a model: that of its file without folder, suffix and part number, or that of its folder, or that of its
+    repository if the folder is a snapshot in Hugging Face's cache."""
     return _SUFFIX.sub("", SPLIT.sub("", _file(model))) or model
 
 
@@ -22,7 +24,10 @@ def model_names(model: str) -> tuple[str, ...]:
 
 
 def _file(model: str) -> str:
-    return PurePath(model).name
+    path = PurePath(model)
+    if _COMMIT.fullmatch(path.name) and path.parent.name == "snapshots":
+        return path.parent.parent.name.rpartition("--")[2]
+    return path.name
 
 
 def same(one: str, other: str) -> bool:

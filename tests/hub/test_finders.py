@@ -7,7 +7,7 @@ import pytest
 
 from headstart.hub.finders import hugging_face, in_folder, llama_cpp, lm_studio, ollama
 from headstart.hub.record import Fetched, FetchRecord
-from model_folders import COMMIT, cached, folders, in_ollama, weights
+from model_folders import COMMIT, cached, folders, hf_files, hf_folder, in_ollama, weights
 
 DIGEST = "ab" * 32
 
@@ -126,3 +126,64 @@ def test_a_folder_of_the_users_own(tmp_path: Path) -> None:
     found = in_folder(tmp_path)
     assert [(model.name, model.path, model.size) for model in found] == [("big", first, 11), ("small-Q4_0", inner, 4)]
     assert in_folder(tmp_path / "nowhere") == []
+
+
+# ── folders in Hugging Face's form ───────────────────────────────────────────────────────────────────────────────────
+
+
+def in_hub(hub: Path, repo: str, **config: object) -> Path:
+    """A repository in Hugging Face's form in its cache. Returns the snapshot."""
+    files = hf_files(**config)
+    snapshot = cached(hub, repo, {name: len(data) for name, data in files.items()})
+    for name, data in files.items():
+        (snapshot / name).resolve().write_bytes(data)
+    return snapshot
+
+
+def test_a_snapshot_is_a_model_if_it_writes_text(tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    snapshot = in_hub(places.hub, "o/n")
+    in_hub(places.hub, "o/embeds", architectures=["BertModel"])
+    in_hub(places.hub, "o/hears", architectures=["WhisperForConditionalGeneration"], is_encoder_decoder=True)
+    (in_hub(places.hub, "o/broken") / "config.json").resolve().write_text("[" * 100_000)
+    (in_hub(places.hub, "o/partial") / "model-00002-of-00002.safetensors").resolve().unlink()
+    (found,) = hugging_face(places)
+    assert (found.name, found.path, found.form, found.source) == ("o/n", snapshot, "safetensors", "Hugging Face")
+    assert {path.name for path in found.paths} == {*hf_files()} - {"README.md", "code.py"}
+    assert found.names == ("o/n",)
+
+
+def test_where_a_repository_has_both_forms_names_say_which(tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    weights(in_hub(places.hub, "o/n") / "n-Q4_0.gguf")
+    assert [model.name for model in hugging_face(places)] == ["o/n:Q4_0", "o/n:safetensors"]
+
+
+def test_weights_that_headstart_has_fetched_make_a_model_its_own(tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    snapshot = in_hub(places.hub, "o/n")
+    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        FetchRecord(places.state, places.hub).add((snapshot / name).resolve().name, Fetched("o/n", name, 10))
+    assert [model.source for model in hugging_face(places)] == ["headstart"]
+
+
+def test_lm_studio_has_folders_too(tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    folder = hf_folder(places.lm_studio[0] / "mlx-community" / "n-4bit")
+    (found,) = lm_studio(places)
+    assert (found.name, found.path, found.source) == ("mlx-community/n-4bit", folder, "LM Studio")
+
+
+def test_folders_in_a_folder_of_the_users_own(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    small = weights(root / "small-Q4_0.gguf", 4)
+    inner, other = hf_folder(root / "org" / "n-4bit"), hf_folder(tmp_path / "elsewhere" / "m")
+    hf_folder(root / "embeds", architectures=["BertModel"])
+    (root / "linked").symlink_to(other)
+    found = {model.name: model for model in in_folder(root)}
+    assert {name: model.path for name, model in found.items()} == {
+        "small-Q4_0": small,
+        "n-4bit": inner,
+        "linked": root / "linked",
+    }
+    assert {model.name for model in in_folder(inner)} == {"n-4bit"}

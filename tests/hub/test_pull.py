@@ -20,7 +20,7 @@ from headstart.hub.progress import PullProgress
 from headstart.hub.pull import pull, resolve
 from headstart.hub.remove import partial_models
 from hub_server import HubRepo, HubServer
-from model_folders import cached
+from model_folders import cached, hf_files
 
 SIZE = 1_000_000
 NAME = "Own/Tiny-GGUF"
@@ -318,3 +318,73 @@ def test_no_link_in_the_cache_leads_out_of_it(hub: HubServer, places: Folders, t
     with pytest.raises(HubError, match="leads out of"):
         pull("o/n", folders=places, fits=fits)
     assert not [*outside.iterdir()]
+
+
+# ── folders in Hugging Face's form ───────────────────────────────────────────────────────────────────────────────────
+
+
+MLX = "mlx-community/Tiny-4bit"
+
+
+@pytest.fixture
+def folder(hub: HubServer) -> HubRepo:
+    files = hf_files()
+    hub.repos[MLX] = HubRepo(files, small={name for name in files if not name.endswith(".safetensors")})
+    return hub.repos[MLX]
+
+
+def test_a_repository_without_gguf_is_fetched_as_a_folder(hub: HubServer, folder: HubRepo, places: Folders) -> None:
+    model = pull(MLX, folders=places, fits=fits)
+    assert (model.name, model.source, model.form) == (MLX, "headstart", "safetensors")
+    assert {path.name: path.read_bytes() for path in model.path.iterdir()} == {
+        name: data for name, data in folder.files.items() if name not in ("README.md", "code.py")
+    }
+    assert find(MLX, places, fits) == resolve(f"{MLX}:safetensors", folders=places, fits=fits) == model
+    sent = hub.sent
+    assert pull(MLX, folders=places, fits=fits) == model
+    assert hub.sent == sent
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [({"architectures": ["BertModel"]}, "is no language model"), ({"model_file": "code.py"}, "Python code of its own")],
+)
+def test_no_weights_of_what_cannot_be_served_are_fetched(
+    config: dict[str, Any], why: str, hub: HubServer, folder: HubRepo, places: Folders
+) -> None:
+    folder.files |= hf_files(**config)
+    with pytest.raises(ModelError, match=f"^{MLX} .*{why}"):
+        pull(MLX, folders=places, fits=fits)
+    assert hub.sent == len(folder.files["config.json"])
+    assert partial_models(places) == []
+
+
+def test_nothing_is_fetched_for_an_engine_that_is_not_installed(
+    hub: HubServer, folder: HubRepo, places: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headstart.engines.model_folder._ENGINE", "no_such_package")
+    with pytest.raises(ModelError, match=rf"^{MLX} .*pip install 'headstart\[mlx\]'"):
+        pull(MLX, folders=places, fits=fits)
+    assert hub.sent == 0
+
+
+def test_files_of_a_folder_that_is_not_complete_are_partial(
+    hub: HubServer, folder: HubRepo, places: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headstart.hub.progress._EVERY", 0.0)
+
+    def report(progress: PullProgress) -> None:
+        if progress.file.endswith("2-of-00002.safetensors"):
+            raise Stop
+
+    with pytest.raises(Stop):
+        pull(MLX, report, places, fits)
+    begun = partial_models(places)
+    assert {one.name for one in begun} == {f"{MLX}:safetensors"}
+    assert sum(one.size for one in begun) == hub.sent
+    with pytest.raises(ModelError):
+        find(MLX, places, fits)
+    sent = hub.sent
+    assert pull(f"{MLX}:safetensors", folders=places, fits=fits).path.is_dir()
+    assert hub.sent == sent + 2000
+    assert partial_models(places) == []

@@ -12,7 +12,7 @@ from headstart.hub.names import find
 from headstart.hub.pull import pull
 from headstart.hub.remove import find_partial, partial_models, remove, remove_partial
 from hub_server import HubRepo, HubServer
-from model_folders import cached
+from model_folders import cached, hf_files
 
 NAME = "Own/Tiny-GGUF"
 
@@ -97,6 +97,33 @@ def test_a_partial_file_is_listed_and_removed(hub: HubServer, repo: HubRepo, pla
     assert 0 < partial.size <= 2000
     assert find_partial(NAME, places) == find_partial(f"{NAME}:q4_0", places) == [partial]
     assert find_partial(f"{NAME}:Q8_0", places) == find_partial("x", places) == []
-    assert remove_partial(partial, places) == partial.size
+    assert remove_partial([partial], places) == partial.size
     assert not files(places.hub)
     assert partial_models(places) == []
+
+
+def test_a_folder_goes_whole(hub: HubServer, places: Folders) -> None:
+    hub.repos["o/m"] = HubRepo(hf_files())
+    model = pull("o/m", folders=places)
+    with model.paths[-1].open("rb"), pytest.raises(ModelError, match="is in use by"):
+        remove(model, places)
+    assert remove(model, places) == sum(len(data) for name, data in hf_files().items() if name not in ("README.md", "code.py"))
+    assert not files(places.hub)
+
+
+def test_an_unfinished_folder_goes_whole_unless_it_is_being_fetched(hub: HubServer, places: Folders) -> None:
+    hub.repos["o/m"] = HubRepo(hf_files())
+    hub.repos["o/m"].digests["model-00002-of-00002.safetensors"] = "0" * 64
+    with pytest.raises(HubError, match="another hash"):
+        pull("o/m", folders=places)
+    begun = partial_models(places)
+    assert len(begun) == 5
+    before = files(places.hub)
+    with (
+        FileLock(HubCache(places.hub, "o/m").lock(begun[-1].digest)),
+        pytest.raises(ModelError, match="is being fetched by another process"),
+    ):
+        remove_partial(begun, places)
+    assert files(places.hub) == before
+    assert remove_partial(find_partial("o/m", places), places) == sum(one.size for one in begun)
+    assert not files(places.hub)

@@ -20,6 +20,20 @@ FILES = [
 ]
 
 
+FOLDER = [
+    WeightFile("README.md", 9),
+    WeightFile("model.safetensors.index.json", 4),
+    WeightFile("tokenizer.json", 3),
+    WeightFile("config.json", 2),
+    WeightFile("chat_template.jinja", 1),
+    WeightFile("onnx/model.safetensors", 1000),
+    WeightFile("consolidated.safetensors", 1000),
+    WeightFile("modeling_own.py", 1000),
+    WeightFile("model-00002-of-00002.safetensors", 20),
+    WeightFile("model-00001-of-00002.safetensors", 10),
+]
+
+
 def chosen(wanted: str = "", most: int = 1 << 60) -> Variant:
     return choose("a/b", variants(FILES), wanted, lambda size: size <= most)
 
@@ -68,3 +82,29 @@ def test_errors_list_what_is_there() -> None:
     assert refusal(two) == "a/b has several models in the same quantisation; give one of a/b:x-Q4_0, a/b:y-Q4_0."
     assert refusal(two, "q4_0") == refusal(two)
     assert choose("a/b", variants(two), "y-q4_0", lambda _: True).stem == "y-Q4_0"
+
+
+def test_a_folder_is_one_model_without_code_and_other_weights() -> None:
+    (found,) = variants(FOLDER)
+    assert [file.path for file in found.files] == [
+        *("config.json", "chat_template.jinja", "model.safetensors.index.json", "tokenizer.json"),
+        *("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
+    ]
+    assert (found.form, found.label, found.size) == ("safetensors", "safetensors", 40)
+    assert found.answers_to("SafeTensors")
+    assert not found.answers_to("config")
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors"])
+def test_a_folder_without_a_file_that_it_needs_is_no_model(missing: str) -> None:
+    there = [file for file in FOLDER if file.path != missing]
+    assert variants(there) == []
+    assert "not all of config.json, tokenizer.json and model*.safetensors" in refusal(there)
+
+
+def test_gguf_comes_before_safetensors_if_it_fits() -> None:
+    both = [*FOLDER, WeightFile("n-Q8_0.gguf", 50), WeightFile("n.gguf", 60)]
+    pick = variants(both)
+    assert choose("a/b", pick, "", lambda size: True).label == "Q8_0"
+    assert choose("a/b", pick, "", lambda size: size < 50).label == "safetensors"
+    assert choose("a/b", pick, "safetensors", lambda size: False).form == "safetensors"

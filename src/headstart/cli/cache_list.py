@@ -72,7 +72,7 @@ class Names:
     def _vocabulary(self, model: StoredModel | None) -> Callable[[Iterable[int]], str] | None:
         if model is None or not self._shown or not model.at_hand:
             return None
-        from headstart.engines.llama.words import Words
+        from headstart.engines.words import Words
 
         try:
             words = Words(Path(model.file))

@@ -75,7 +75,7 @@ def words(known: Iterable[str]) -> Completer:
 
 
 def models(incomplete: str) -> list[str]:
-    """The models that are found on this machine, and for an empty word the model files of the current folder.
+    """The models that are found on this machine, and for an empty word the model files and folders of the current folder.
 
     A name of the user's own may stand before, as in `mine=owner/name`. The shell completes paths itself.
     """
@@ -83,6 +83,7 @@ def models(incomplete: str) -> list[str]:
 
     kept = os.environ.get(_KEPT, "")
     own, equals, model = (kept + incomplete).rpartition("=")
-    files = [] if model else sorted(path.name for path in Path().glob("*.gguf"))
+    here = [] if model else [*Path().glob("*.gguf"), *(path.parent for path in Path().glob("*/config.json"))]
     names = {Settings().model, *(found.name for found in local_models())}
-    return [(own + equals + answer).removeprefix(kept) for answer in [*words(names)(model), *files]]
+    answers = [*words(names)(model), *sorted(map(str, here))]
+    return [(own + equals + answer).removeprefix(kept) for answer in answers]

@@ -63,6 +63,8 @@ SERVE_EPILOG = """
 
 `headstart serve Qwen/Qwen3-0.6B-GGUF:Q8_0` — fetched from Hugging Face's hub, if it is not here
 
+`headstart serve mlx-community/Qwen3-0.6B-4bit` — with MLX (docs/mlx.md)
+
 `headstart serve --models-dir ~/models` — every model in it by name, loaded when first asked for
 
 `headstart serve a=qwen.gguf b=gemma.gguf --keep-loaded 2 --idle-unload 10min`

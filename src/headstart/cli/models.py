@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headstart.hub.gguf import ModelFacts
     from headstart.hub.in_use import FileUser
     from headstart.hub.local_model import LocalModel
+    from headstart.hub.remove import PartialModel
     from headstart.tiers.disk import Disk
 
 
@@ -87,18 +88,20 @@ def models(folder: cli_cache.Folder = None, as_json: cli_cache.Json = False) -> 
     """
     from headstart.engines import machine
     from headstart.hub.folders import Folders
-    from headstart.hub.gguf import most_tokens, read_facts
+    from headstart.hub.gguf import most_tokens
     from headstart.hub.in_use import users
+    from headstart.hub.model_facts import facts_of
     from headstart.hub.names import local_models
     from headstart.hub.remove import partial_models
 
     places, free = Folders.of(), machine.memory()
     there = local_models(places)
-    using, kept = users(model.path for model in there), kept_of(there, folder)
+    using, kept = users(path for model in there for path in model.paths), kept_of(there, folder)
     rows = []
     for model in there:
-        facts = read_facts(model.path)
-        rows.append(Listed(model, facts, most_tokens(facts, model.size, free), using[model.path], kept[model.path]))
+        facts = facts_of(model)
+        used_by = list(dict.fromkeys(user for path in model.paths for user in using[path]))
+        rows.append(Listed(model, facts, most_tokens(facts, model.size, free), used_by, kept[model.path]))
     partial = partial_models(places)
     if as_json:
         begun = [{"name": one.name, "file": one.path, "bytes": one.size, "total_bytes": one.total} for one in partial]
@@ -108,9 +111,18 @@ def models(folder: cli_cache.Folder = None, as_json: cli_cache.Json = False) -> 
         typer.echo("No model is on this machine. `headstart pull OWNER/NAME` fetches one from Hugging Face's hub.")
     else:
         _print([row.cells() for row in rows])
+    for name, (size, total) in _sums(partial).items():
+        done = f"{100 * size // total}% of {show_size(total)}"
+        typer.echo(f"{name}: {done} are here; `headstart pull {name}` goes on with it")
+
+
+def _sums(partial: Iterable[PartialModel]) -> dict[str, tuple[int, int]]:
+    """Bytes that are here, and bytes of the files that have been begun, by name."""
+    found: dict[str, tuple[int, int]] = {}
     for one in partial:
-        done = f"{100 * one.size // one.total}% of {show_size(one.total)}"
-        typer.echo(f"{one.name}: {done} are here; `headstart pull {one.name}` goes on with it")
+        size, total = found.get(one.name, (0, 0))
+        found[one.name] = size + one.size, total + one.total
+    return found
 
 
 def _print(rows: Iterable[tuple[str, ...]]) -> None:
@@ -169,12 +181,12 @@ def remove(
         check_removable(model)
         kept = kept_of([model], folder)[model.path]
         parts.append(f"{model.name}, {show_size(model.size)}, fetched by headstart")
-    parts += [f"{one.name}, {show_size(one.size)} of a download" for one in begun]
+    parts += [f"{name}, {show_size(size)} of a download" for name, (size, _) in _sums(begun).items()]
     if kept.conversations:
         what = f"{count(kept.conversations, 'conversation')} of it, {show_size(kept.size)}"
         parts.append(what if conversations else f"but not {what}, which --conversations would delete")
     _ask(f"Delete {'; '.join(parts)}?", yes)
-    freed = sum(remove_partial(one, places) for one in begun)
+    freed = remove_partial(begun, places)
     try:
         freed += delete(model, places) if model is not None else 0
     except OSError as error:

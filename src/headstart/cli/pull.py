@@ -26,6 +26,8 @@ EPILOG = """
 
 `headstart pull Qwen/Qwen3-0.6B-GGUF:Q8_0` — this one
 
+`headstart pull mlx-community/Qwen3-0.6B-4bit` — a model in Hugging Face's form, for MLX (docs/mlx.md)
+
 It asks huggingface.co, or the hub that HF_ENDPOINT names, with the token in HF_TOKEN. docs/models.md has more.
 """
 EVERY = 5.0

@@ -38,7 +38,8 @@ ModelsDir = Annotated[
         envvar="HEADSTART_MODELS_DIR",
         metavar="FOLDER",
         rich_help_panel=GROUP,
-        help="Serve every model in this folder by its name. Each is loaded when it is first asked for.",
+        help="Serve every model in this folder by its name: `.gguf` files, and folders for MLX. Each is loaded when it is "
+        "first asked for.",
     ),
 ]
 KeepLoaded = Annotated[
@@ -186,5 +187,5 @@ def _of_folder(folder: Path, before: Sequence[NamedModel]) -> list[NamedModel]:
         aliases = tuple(other for other in model_names(str(model.path)) if other != name)
         found.append(NamedModel(name, str(model.path), model.size, aliases))
     if not found and not before:
-        raise ModelError(f"--models-dir {folder} has no .gguf file.")
+        raise ModelError(f"--models-dir {folder} has no .gguf file, and no folder with config.json and model*.safetensors.")
     return found

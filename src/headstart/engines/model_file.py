@@ -22,7 +22,7 @@ def locate(model: str) -> Path:
         ModelError: there is no such file, or it is not GGUF.
     """
     path = _demo() if model == DEMO else Path(model).expanduser()
-    check(path, "model", f"give the path of a .gguf file, OWNER/NAME of a Hugging Face repository, or '{DEMO}'.")
+    check(path, "model", f"give the path of a .gguf file or of a folder, OWNER/NAME of a Hugging Face repository, or '{DEMO}'.")
     return path
 
 
@@ -45,7 +45,7 @@ def check(path: Path, what: str, remedy: str = "give the path of its .gguf file.
     `what` names it in the message; `remedy`: what to do if it is not there.
     """
     if path.is_dir():
-        raise ModelError(f"The {what} '{path}' is a folder; give the path of a .gguf file in it.")
+        raise ModelError(f"The {what} '{path}' is a folder without config.json; give the path of a .gguf file in it.")
     try:
         with path.open("rb") as file:
             magic = file.read(4)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from headstart.errors import ModelError
 
 CONFIG = "config.json"
+_ENGINE = "mlx_lm"
+_TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_REPLIES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+"""How the classes of models end that write text."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -17,7 +23,7 @@ def read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"'{path}' cannot be read ({error}): download it again.") from None
     if not isinstance(found, dict):
         raise ModelError(f"'{path}' is not a JSON object: download it again.")
@@ -44,24 +50,64 @@ def check(model: str) -> None:
     weights(folder)
 
 
+def check_engine(model: str) -> None:
+    """Raises ModelError if the engine for such folders is not installed. `model` names the one that needs it."""
+    if importlib.util.find_spec(_ENGINE) is None:
+        raise ModelError(
+            f"{model} is in Hugging Face's form, and MLX, which loads it, is not installed: pip install 'headstart[mlx]', or "
+            "choose a model in GGUF."
+        )
+
+
 def config(folder: Path) -> dict[str, Any]:
-    """The model's `config.json`.
+    """The model's `config.json`. Raises ModelError, as `read_config` does."""
+    return read_config(folder / CONFIG, f"'{folder}'")
+
+
+def read_config(path: Path, model: str) -> dict[str, Any]:
+    """A `config.json`. `model` names its model in errors.
 
     Raises:
-        ModelError: it is broken, or asks for code of its own, which headstart does not run.
+        ModelError: it is broken, is not a language model's, or names code of its own in place of mlx-lm's, which headstart does
+            not run. (An `auto_map` names code for another library. mlx-lm does not read it.)
     """
-    found = read_json(folder / CONFIG)
-    if "model_type" not in found:
-        raise ModelError(f"'{folder / CONFIG}' does not say its model_type: it is no language model in Hugging Face's form.")
-    if found.get("model_file") or found.get("auto_map"):
-        raise ModelError(f"'{folder}' brings Python code of its own, which headstart does not run; choose another model.")
+    found = read_json(path)
+    if "model_type" not in found or not writes_text(found):
+        raise ModelError(f"{model} is no language model in Hugging Face's form, as its config.json says; choose another model.")
+    if found.get("model_file"):
+        raise ModelError(f"{model} brings Python code of its own, which headstart does not run; choose another model.")
     return found
 
 
-def trained_ctx(config: dict[str, Any]) -> int:
+def writes_text(config: Mapping[str, Any]) -> bool:
+    """Whether a config may be that of a model which continues text. Embedders, and models that translate, are none."""
+    classes = config.get("architectures")
+    if not isinstance(classes, list) or not classes:
+        return True
+    return not config.get("is_encoder_decoder") and any(str(name).endswith(_REPLIES) for name in classes)
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the language model, which may be a part of a model that also sees or hears."""
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, dict) else {**config}
+
+
+def trained_ctx(config: Mapping[str, Any]) -> int:
     """Tokens that the model was trained on; 0 if unknown."""
-    for part in (config, config.get("text_config") or {}):
+    for part in (config, text_config(config)):
         for name in ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions"):
             if isinstance(part.get(name), int):
                 return int(part[name])
     return 0
+
+
+def quantization(config: Mapping[str, Any]) -> str:
+    """The form of most weights: `4bit`, as mlx-community names it, or a type like `BF16`; "" if unknown."""
+    for name in ("quantization", "quantization_config"):
+        found = config.get(name)
+        if isinstance(found, dict) and isinstance(found.get("bits"), int):
+            return f"{found['bits']}bit"
+    text = text_config(config)
+    named = text.get("dtype") or text.get("torch_dtype")
+    return _TYPES.get(named, "") if isinstance(named, str) else ""

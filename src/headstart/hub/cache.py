@@ -40,6 +40,11 @@ class HubCache:
     def snapshot(self, commit: str) -> Path:
         return self.folder / "snapshots" / commit
 
+    def linked(self) -> set[str]:
+        """The digests of the contents that a file of a snapshot has."""
+        snapshots = self.folder / "snapshots"
+        return {os.path.basename(os.readlink(path)) for path in snapshots.glob("*/**/*") if path.is_symlink()}
+
     def link(self, commit: str, path: str, digest: str) -> Path:
         """Makes the file of a snapshot, a link to its content. Returns it.
 

@@ -8,17 +8,20 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from headstart.engines import model_folder
+from headstart.errors import ModelError
 from headstart.hub.folders import Folders
 from headstart.hub.local_model import LocalModel, ModelSource
 from headstart.hub.quantization import quantization_of
 from headstart.hub.record import FetchRecord, folder_name
 from headstart.hub.reference import parse
-from headstart.hub.variants import Variant, WeightFile, variants
+from headstart.hub.variants import SAFETENSORS, Variant, WeightFile, is_weights, variants
 from headstart.model_names import model_name
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _MOST = 1 << 20  # bytes of a manifest
+_BESIDE_WEIGHTS = (".safetensors", ".json", ".jinja")
 _DEPTH = 4
 """Folders below the given one that are searched for files."""
 
@@ -44,12 +47,13 @@ def repository_models(folders: Folders, repo: str) -> Iterator[LocalModel]:
 def _repository(folder: Path, repo: str, record: FetchRecord) -> Iterator[LocalModel]:
     found: dict[str, tuple[Variant, Path]] = {}
     for snapshot in _snapshots(folder):
-        for variant in variants(_weights(snapshot)):
+        for variant in _variants(snapshot):
             found.setdefault(variant.stem, (variant, snapshot))  # of several commits the latest one counts
     everything = [variant for variant, _ in found.values()]
     for variant, snapshot in found.values():
         paths = tuple(snapshot / file.path for file in variant.files)
-        own = all(record.has(repo, path.resolve().name) for path in paths)
+        weights = [path for path in paths if variant.form != SAFETENSORS or is_weights(path.name)]
+        own = all(record.has(repo, path.resolve().name) for path in weights)
         yield _model(repo, variant, everything, paths, "headstart" if own else "Hugging Face")
 
 
@@ -68,7 +72,7 @@ def lm_studio(folders: Folders) -> Iterator[LocalModel]:
     for root in folders.lm_studio:
         for owner in _folders(root):
             for folder in _folders(owner):
-                there = variants(_weights(folder))
+                there = _variants(folder)
                 for variant in there:
                     paths = tuple(folder / file.path for file in variant.files)
                     yield _model(f"{owner.name}/{folder.name}", variant, there, paths, "LM Studio")
@@ -82,7 +86,7 @@ def llama_cpp(folders: Folders) -> Iterator[LocalModel]:
     for root in folders.llama_cpp:
         names = [name.removesuffix(".json").split("=") for name in _names(root) if name.startswith("manifest=")]
         repos = {f"{parts[1]}_{parts[2]}_".casefold(): f"{parts[1]}/{parts[2]}" for parts in names if len(parts) == 4}
-        for variant in variants(_weights(root, depth=0)):
+        for variant in (one for one in variants(_files(root, depth=0)) if one.form != SAFETENSORS):
             prefix = max((one for one in repos if variant.stem.casefold().startswith(one)), key=len, default="")
             paths = tuple(root / file.path for file in variant.files)
             if repo := repos.get(prefix):
@@ -124,14 +128,22 @@ FINDERS: Sequence[Callable[[Folders], Iterator[LocalModel]]] = (hugging_face, lm
 
 
 def in_folder(folder: Path) -> list[LocalModel]:
-    """The models in a folder of the user's, and in folders within it, by the names of their files. No file is opened.
+    """The models in a folder of the user's, and in folders within it. No file with weights is opened.
 
-    A name has no suffix and no part number.
+    The name of a GGUF is that of its file, without suffix and part number. A model in Hugging Face's form has the name of its
+    own folder, which may be a link.
     """
-    return [
+    found = [
         LocalModel(Path(one.stem).name, tuple(folder / file.path for file in one.files), "path", one.size, "", one.quantization)
-        for one in variants(_weights(folder))
+        for one in _variants(folder)
+        if one.form != SAFETENSORS
     ]
+    for place in _model_folders(folder):
+        for one in _variants(place, depth=0):
+            if one.form == SAFETENSORS:
+                paths = tuple(place / file.path for file in one.files)
+                found.append(LocalModel(place.absolute().name, paths, "path", one.size, form=SAFETENSORS))
+    return found
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -146,20 +158,52 @@ def _model(
         there: all variants of it. Where two have one quantisation, names have the file in place of it.
         label: in place of the file's path.
     """
+    if variant.form == SAFETENSORS:
+        name = repo if len(there) == 1 else f"{repo}:{SAFETENSORS}"
+        return LocalModel(name, paths, source, variant.size, repo, form=SAFETENSORS)
     alone = [one.quantization for one in there].count(variant.quantization) < 2
     named = variant.quantization if variant.quantization and alone else label or variant.stem
     return LocalModel(f"{repo}:{named}", paths, source, variant.size, repo, variant.quantization)
 
 
-def _weights(root: Path, depth: int = _DEPTH) -> Iterator[WeightFile]:
-    """The `.gguf` files in a folder and in those within it. Links to files are followed, links to folders are not."""
+def _variants(root: Path, depth: int = _DEPTH) -> list[Variant]:
+    """The models of a folder: GGUF files also in folders within it, and the one in Hugging Face's form that the folder is."""
+    return [one for one in variants(_files(root, depth)) if one.form != SAFETENSORS or _writes_text(root)]
+
+
+def _writes_text(folder: Path) -> bool:
+    """Whether the model in a folder is a language model, as its config says."""
+    try:
+        model_folder.config(folder)
+    except ModelError:
+        return False
+    return True
+
+
+def _model_folders(root: Path) -> Iterator[Path]:
+    """The folders with a `config.json`: `root`, those within it, and links to such folders there."""
+    if (root / model_folder.CONFIG).is_file():
+        yield root
+    for folder, inner, _ in os.walk(root):
+        if len(Path(folder).relative_to(root).parts) >= _DEPTH:
+            inner.clear()
+        inner.sort()
+        yield from (place for name in inner if ((place := Path(folder, name)) / model_folder.CONFIG).is_file())
+
+
+def _files(root: Path, depth: int) -> Iterator[WeightFile]:
+    """The `.gguf` files in a folder and in those within it, and what a model in Hugging Face's form has directly in it.
+
+    Links to files are followed, links to folders are not.
+    """
     for folder, inner, names in os.walk(root):
         here = Path(folder).relative_to(root)
         if len(here.parts) >= depth:
             inner.clear()
         inner.sort()
         for name in sorted(names):
-            if name.casefold().endswith(".gguf") and (size := _size(Path(folder, name))) is not None:
+            wanted = name.casefold().endswith(".gguf") or (not here.parts and name.endswith(_BESIDE_WEIGHTS))
+            if wanted and (size := _size(Path(folder, name))) is not None:
                 yield WeightFile((here / name).as_posix(), size)
 
 

@@ -27,7 +27,7 @@ _STRING, _ARRAY = 8, 9
 _MOST_TEXT, _MOST_ITEMS, _MOST_KEYS = 1 << 20, 1 << 24, 1 << 16
 _BUFFERS = 128 << 20  # for computing, as the engine plans it
 _STEP = 256  # the context of a slot is a multiple
-_KV_BYTES = 2  # of a number in f16
+KV_BYTES = 2  # of a number in f16
 
 
 class _Malformed(Exception):
@@ -90,7 +90,7 @@ def _facts(known: Mapping[str, Any]) -> ModelFacts:
     total = sum(per_layer) if isinstance(per_layer, list) else layers * per_layer if isinstance(per_layer, int) else 0
     file_type = known.get("general.file_type")
     named = _FILE_TYPES.get(file_type, "") if isinstance(file_type, int) else ""
-    return ModelFacts(architecture, number("context_length"), named, max(0, total * width * _KV_BYTES))
+    return ModelFacts(architecture, number("context_length"), named, max(0, total * width * KV_BYTES))
 
 
 def _header(file: BinaryIO) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from headstart.hub.variants import SAFETENSORS, ModelForm
+
 ModelSource = Literal["path", "bundled", "headstart", "Hugging Face", "LM Studio", "llama.cpp", "Ollama"]
 """Who brought a model here. `headstart`: `headstart pull` did, into Hugging Face's cache. `path`: the user named a file."""
 
@@ -15,12 +17,14 @@ class LocalModel:
     """A model on this machine.
 
     Attributes:
-        name: a name that finds it again: `OWNER/NAME:QUANTISATION`, a name in Ollama's list, a path, or `demo`.
-        paths: its files. An engine is given the first one; the others are further parts of the same model.
+        name: a name that finds it again: `OWNER/NAME:QUANTISATION`, `OWNER/NAME` of a folder in Hugging Face's form, a name in
+            Ollama's list, a path, or `demo`.
+        paths: its files. Of a GGUF the first part is first; the files of a folder are directly in it.
         source: who brought it here.
         size: bytes of all its files.
         repo: `OWNER/NAME` on a hub; "" if unknown.
         quantization: as names say it; "" if they do not.
+        form: what its files are.
     """
 
     name: str
@@ -29,11 +33,12 @@ class LocalModel:
     size: int
     repo: str = ""
     quantization: str = ""
+    form: ModelForm = "gguf"
 
     @property
     def path(self) -> Path:
-        """The file that an engine is given."""
-        return self.paths[0]
+        """What an engine is given: the first file of a GGUF, or the folder of a model in Hugging Face's form."""
+        return self.paths[0].parent if self.form == SAFETENSORS else self.paths[0]
 
     @property
     def names(self) -> tuple[str, ...]:

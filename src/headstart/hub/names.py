@@ -14,7 +14,7 @@ from headstart.hub.folders import Folders
 from headstart.hub.local_model import LocalModel, ModelSource
 from headstart.hub.quantization import quantization_of
 from headstart.hub.reference import ModelRef, parse
-from headstart.hub.variants import Variant, WeightFile, choose, named
+from headstart.hub.variants import SAFETENSORS, ModelForm, Variant, WeightFile, choose, named
 from headstart.model_names import same
 
 Fits = Callable[[int], bool]
@@ -37,12 +37,13 @@ def find(text: str, folders: Folders | None = None, fits: Fits = fits_here) -> L
     """The model that a name or a path means, if it is on this machine.
 
     Args:
-        text: the path of a `.gguf` file; `demo`; `OWNER/NAME[:QUANTISATION]`; or another name that `local_models` has.
+        text: the path of a `.gguf` file, or of a folder with a `config.json`; `demo`; `OWNER/NAME[:QUANTISATION]`; or another
+            name that `local_models` has.
         folders: where models are; by default as the environment says.
         fits: decides between several quantisations that are here, if the name has none.
 
     Raises:
-        ModelError: there is none, the file is not GGUF, or several are meant.
+        ModelError: there is none, the file or folder holds no model, or several are meant.
     """
     found = look_up(text, folders, fits)
     if found is None:
@@ -88,9 +89,9 @@ def _at(name: str, path: Path, *, bundled: bool = False) -> LocalModel:
 
 
 def _folder(text: str) -> LocalModel:
-    """A model in Hugging Face's form. An engine is given its folder."""
-    path = Path(text).expanduser()
-    return LocalModel(text, (path,), "path", sum(file.stat().st_size for file in model_folder.weights(path)))
+    """A model in Hugging Face's form."""
+    files = tuple(model_folder.weights(Path(text).expanduser()))
+    return LocalModel(text, files, "path", sum(file.stat().st_size for file in files), form=SAFETENSORS)
 
 
 def _bundled() -> list[LocalModel]:
@@ -107,14 +108,14 @@ def _of_repository(reference: ModelRef, there: Iterable[LocalModel], fits: Fits)
     """
     flat = f"{reference.owner}_{reference.name}_".casefold()
     found: dict[Variant, LocalModel] = {}
-    sources: dict[str, ModelSource] = {}
+    sources: dict[tuple[ModelForm, str], ModelSource] = {}
     for model in there:
         unnamed = not model.repo and model.source == "llama.cpp" and flat_name(model).casefold().startswith(flat)
         if not (unnamed or same(model.repo, reference.repo)):
             continue
-        if sources.setdefault(model.quantization, model.source) == model.source:
+        if sources.setdefault((model.form, model.quantization), model.source) == model.source:
             stem = model.name[len(flat) :] if unnamed else model.name.rpartition(":")[2]
-            found[Variant(stem, model.quantization, (WeightFile(model.path.name, model.size),))] = model
+            found[Variant(stem, model.quantization, (WeightFile(model.path.name, model.size),), model.form)] = model
     if reference.variant:
         found = {variant: found[variant] for variant in named(found, reference.variant)}
     if not found:
@@ -126,5 +127,5 @@ def _remedy(text: str, there: Sequence[LocalModel]) -> str:
     names = [model.name for model in there]
     if near := difflib.get_close_matches(text, names, 1, 0.6):
         return f"did you mean '{near[0]}'?"
-    ways = f"give the path of a .gguf file, OWNER/NAME of a Hugging Face repository, or '{model_file.DEMO}'"
+    ways = f"give the path of a .gguf file or of a folder, OWNER/NAME of a Hugging Face repository, or '{model_file.DEMO}'"
     return f"{ways}; `headstart models` lists those that are here." if names else f"{ways}."

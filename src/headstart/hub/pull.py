@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from headstart.engines import model_folder
 from headstart.errors import HubError, ModelError
 from headstart.hub.cache import HubCache
 from headstart.hub.client import HubClient, Repository
@@ -19,7 +20,7 @@ from headstart.hub.names import Fits, fits_here, local_models, look_up
 from headstart.hub.progress import OnProgress, PullProgress
 from headstart.hub.record import FetchRecord
 from headstart.hub.reference import parse
-from headstart.hub.variants import Variant, choose, listing, variants
+from headstart.hub.variants import SAFETENSORS, Variant, WeightFile, choose, listing, variants
 from headstart.units import show_size
 
 SPARE = 64 << 20
@@ -50,10 +51,11 @@ def pull(text: str, on_progress: OnProgress = ignore, folders: Folders | None = 
     """Fetches a model, or its latest version. What is here already is not fetched again.
 
     Args:
-        text: `OWNER/NAME[:QUANTISATION]`. Without a quantisation, it is the best one that fits.
+        text: `OWNER/NAME[:QUANTISATION]`. Without a quantisation, it is the best one that fits. A repository without GGUF has
+            one model, in Hugging Face's form.
 
     Raises:
-        ModelError: the text is no such name, or the repository does not have what it names.
+        ModelError: the text is no such name, the repository does not have what it names, or no engine here can load that.
         HubError: the hub cannot be reached or refuses, the disk is too small, or what arrived is not what the hub names.
     """
     reference = parse(text)
@@ -67,12 +69,16 @@ def pull(text: str, on_progress: OnProgress = ignore, folders: Folders | None = 
         raise HubError(f"{error}{_here(places)}") from None
     there = variants(repository.files)
     chosen = choose(reference.repo, there, reference.variant, fits)
+    if chosen.form == SAFETENSORS:
+        model_folder.check_engine(reference.repo)
     cache = HubCache(places.hub, reference.repo)
     record = FetchRecord(places.state, places.hub)
     try:
         _check_space(cache, chosen, there)
         for file in chosen.files:
             download(client, repository, file, cache, record, on_progress)
+            if file.path == model_folder.CONFIG:
+                _check_config(file, cache, record, reference.repo)
         return _finish(places, repository, cache, chosen)
     except OSError as error:
         raise _explained(error, places.hub) from error
@@ -82,7 +88,22 @@ def _finish(places: Folders, repository: Repository, cache: HubCache, chosen: Va
     """Makes the links of a complete model, and finds it as any other program would."""
     paths = [cache.link(repository.commit, file.path, file.digest) for file in chosen.files]
     cache.set_main(repository.commit)
-    return next(model for model in repository_models(places, repository.repo) if model.path == paths[0])
+    found = [model for model in repository_models(places, repository.repo) if model.paths[0] == paths[0]]
+    if not found:
+        raise HubError(f"Files of {repository.repo} were removed while others came: fetch it again.")
+    return found[0]
+
+
+def _check_config(file: WeightFile, cache: HubCache, record: FetchRecord, repo: str) -> None:
+    """Raises ModelError if a config is no language model's, before its weights are fetched. It is removed then."""
+    blob = cache.blob(file.digest)
+    try:
+        model_folder.read_config(blob, repo)
+    except ModelError:
+        if record.has(repo, file.digest) and file.digest not in cache.linked():
+            blob.unlink(missing_ok=True)
+            record.forget(repo, file.digest)
+        raise
 
 
 def _check_space(cache: HubCache, chosen: Variant, there: Sequence[Variant]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headstart.errors import ModelError
@@ -15,7 +15,7 @@ from headstart.hub.local_model import LocalModel
 from headstart.hub.quantization import quantization_of
 from headstart.hub.record import FetchRecord
 from headstart.hub.reference import parse
-from headstart.hub.variants import Variant, WeightFile, named
+from headstart.hub.variants import SAFETENSORS, Variant, WeightFile, named
 from headstart.model_names import model_name, same
 
 _OWNERS = {
@@ -30,7 +30,7 @@ _OWNERS = {
 
 @dataclass(frozen=True, slots=True)
 class PartialModel:
-    """A file that headstart has begun to fetch.
+    """A file that headstart has begun to fetch, or one of a model whose other files are not complete.
 
     Attributes:
         repo: `OWNER/NAME`.
@@ -48,18 +48,30 @@ class PartialModel:
     @property
     def name(self) -> str:
         """A name that goes on with it: `headstart pull NAME`."""
-        label = quantization_of(self.path) or model_name(self.path)
-        return f"{self.repo}:{label}"
+        return f"{self.repo}:{self.label}"
+
+    @property
+    def label(self) -> str:
+        """The variant that it belongs to."""
+        if not self.path.casefold().endswith(".gguf"):
+            return SAFETENSORS
+        return quantization_of(self.path) or model_name(self.path)
 
 
 def partial_models(folders: Folders) -> list[PartialModel]:
-    """What headstart has begun to fetch and not completed."""
+    """What headstart has begun to fetch and not completed. A file that is complete belongs to it until its model is."""
     record = FetchRecord(folders.state, folders.hub)
     found = []
+    linked: dict[str, set[str]] = {}
     for digest, fetched in record.all():
-        with contextlib.suppress(OSError):
-            size = HubCache(folders.hub, fetched.repo).partial(digest).stat().st_size
-            found.append(PartialModel(fetched.repo, fetched.path, digest, size, fetched.size))
+        cache = HubCache(folders.hub, fetched.repo)
+        if fetched.repo not in linked:
+            linked[fetched.repo] = cache.linked()
+        if digest in linked[fetched.repo]:
+            continue
+        for path in (cache.partial(digest), cache.blob(digest)):
+            with contextlib.suppress(OSError):
+                found.append(PartialModel(fetched.repo, fetched.path, digest, path.stat().st_size, fetched.size))
     return found
 
 
@@ -68,23 +80,33 @@ def find_partial(text: str, folders: Folders) -> list[PartialModel]:
     reference = parse(text)
     if reference is None:
         return []
-    there = {
-        Variant(model_name(one.path), quantization_of(one.path), (WeightFile(one.path, one.total, one.digest),)): one
-        for one in partial_models(folders)
-        if same(one.repo, reference.repo)
-    }
+    there = {_variant(one): one for one in partial_models(folders) if same(one.repo, reference.repo)}
     chosen = named(there, reference.variant) if reference.variant else list(there)
     return [there[variant] for variant in chosen]
 
 
-def remove_partial(partial: PartialModel, folders: Folders) -> int:
-    """Deletes a partial file, and says how many bytes it had. Raises ModelError if a process fetches it now."""
-    cache = HubCache(folders.hub, partial.repo)
-    with _unlocked(cache, partial.digest, partial.name):
-        cache.partial(partial.digest).unlink(missing_ok=True)
-        FetchRecord(folders.state, folders.hub).forget(partial.repo, partial.digest)
-    _tidy(cache)
-    return partial.size
+def _variant(partial: PartialModel) -> Variant:
+    file = (WeightFile(partial.path, partial.total, partial.digest),)
+    if partial.label == SAFETENSORS:
+        return Variant(SAFETENSORS, "", file, SAFETENSORS)
+    return Variant(model_name(partial.path), quantization_of(partial.path), file)
+
+
+def remove_partial(partial: Sequence[PartialModel], folders: Folders) -> int:
+    """Deletes files, and says how many bytes they had. Raises ModelError if a process fetches one of them now."""
+    record = FetchRecord(folders.state, folders.hub)
+    caches = {one: HubCache(folders.hub, one.repo) for one in partial}
+    with contextlib.ExitStack() as locks:
+        for one, cache in caches.items():
+            locks.enter_context(_unlocked(cache, one.digest, one.name))
+        for one, cache in caches.items():
+            cache.partial(one.digest).unlink(missing_ok=True)
+            if one.digest not in cache.linked():
+                cache.blob(one.digest).unlink(missing_ok=True)
+            record.forget(one.repo, one.digest)
+    for cache in caches.values():
+        _tidy(cache)
+    return sum(one.size for one in partial)
 
 
 def check_removable(model: LocalModel) -> None:

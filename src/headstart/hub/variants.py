@@ -1,4 +1,7 @@
-"""Variants: the files of a repository that together are one model in one quantisation, and the choice among them. Pure."""
+"""Variants: the files of a repository that together are one model in one form, and the choice among them. Pure.
+
+A repository has GGUF files, each a model in one quantisation, or one model in Hugging Face's form (`SAFETENSORS`), or both.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Literal
 
 from headstart.errors import ModelError
 from headstart.hub.quantization import preference, quantization_of
 from headstart.model_names import SPLIT, model_name
 from headstart.units import show_size
 
+ModelForm = Literal["gguf", "safetensors"]
+"""`gguf`: files for llama.cpp. `safetensors`: a folder in Hugging Face's form, for MLX."""
+SAFETENSORS: ModelForm = "safetensors"
+"""Also the name of such a variant: `OWNER/NAME:safetensors`."""
+
+_WEIGHTS = re.compile(r"model[^/]*\.safetensors")
+_PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.safetensors$)")
+_SETTINGS = re.compile(r"[^/]+\.(?:json|jinja)")
+_NEEDED = ("config.json", "tokenizer.json")
 _BESIDE = re.compile(r"(?:^|[-_.])(?:mmproj|imatrix)(?=$|[-_.])", re.IGNORECASE)
 """Files that are no language model: what sees images, and statistics for quantising."""
 
@@ -39,12 +52,14 @@ class Variant:
     Attributes:
         stem: the path of its file without suffix and part number.
         quantization: as the name says it; "" if it does not.
-        files: its files, the first part first. llama.cpp opens the first one.
+        files: its files. Of a GGUF the first part, which llama.cpp opens, is first; of a folder `config.json`.
+        form: what its files are.
     """
 
     stem: str
     quantization: str
     files: tuple[WeightFile, ...]
+    form: ModelForm = "gguf"
 
     @property
     def size(self) -> int:
@@ -58,6 +73,8 @@ class Variant:
 
     def answers_to(self, wanted: str) -> bool:
         """Whether `wanted` names this variant: its quantisation, or its file. Case is ignored."""
+        if self.form == SAFETENSORS:
+            return wanted.casefold() == SAFETENSORS
         named = wanted.casefold().removesuffix(".gguf")
         paths = (self.stem, self.files[0].path.rpartition(".")[0])
         names = [self.quantization, *paths, *(PurePosixPath(path).name for path in paths)]
@@ -66,6 +83,32 @@ class Variant:
 
 def variants(files: Iterable[WeightFile]) -> list[Variant]:
     """The complete variants among the files of one repository, in the order of their names. Other files are passed over."""
+    files = list(files)
+    return [*_gguf(files), *_folder(files)]
+
+
+def is_weights(path: str) -> bool:
+    """Whether a file of a folder in Hugging Face's form has weights."""
+    return _WEIGHTS.fullmatch(path) is not None
+
+
+def _folder(files: Iterable[WeightFile]) -> list[Variant]:
+    """The model in Hugging Face's form, if all that it needs is there: config, tokenizer and each part of the weights."""
+    settings = {file.path: file for file in files if _SETTINGS.fullmatch(file.path)}
+    weights = sorted((file for file in files if is_weights(file.path)), key=lambda file: file.path)
+    parts: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    for file in weights:
+        if part := _PART.search(file.path):
+            parts[file.path[: part.start()], int(part[2])].add(int(part[1]))
+    complete = all(numbers == {*range(1, count + 1)} for (_, count), numbers in parts.items())
+    if not weights or not complete or not settings.keys() >= {*_NEEDED}:
+        return []
+    first = settings.pop(_NEEDED[0])
+    others = [settings[path] for path in sorted(settings)]
+    return [Variant(SAFETENSORS, "", (first, *others, *weights), SAFETENSORS)]
+
+
+def _gguf(files: Iterable[WeightFile]) -> list[Variant]:
     found: defaultdict[tuple[str, int], dict[int, WeightFile]] = defaultdict(dict)
     for file in files:
         name = PurePosixPath(file.path).name
@@ -88,14 +131,18 @@ def choose(repo: str, there: Sequence[Variant], wanted: str, fits: Callable[[int
 
     Args:
         repo: the repository's name, for errors.
-        wanted: a quantisation or the name of a file; "" for the first in the order of preference that fits.
+        wanted: a quantisation, the name of a file, or `safetensors`; "" for the first in the order of preference that fits,
+            where GGUF comes before safetensors.
         fits: whether weights of so many bytes fit into this machine's memory.
 
     Raises:
         ModelError: none is meant, or several are. The message lists those that are there.
     """
     if not there:
-        raise ModelError(f"{repo} has no .gguf file of a language model; look for a repository whose name ends with -GGUF.")
+        raise ModelError(
+            f"{repo} has no .gguf file of a language model, and not all of config.json, tokenizer.json and model*.safetensors; "
+            "look for a repository whose name ends with -GGUF, or for one of mlx-community."
+        )
     if wanted:
         if found := named(there, wanted):
             return _single(repo, found)
@@ -105,6 +152,7 @@ def choose(repo: str, there: Sequence[Variant], wanted: str, fits: Callable[[int
         raise ModelError(
             f"No quantisation of {repo} fits into this machine's free memory; name one to take it anyway: {listing(there)}."
         )
+    fitting = [one for one in fitting if one.form == "gguf"] or fitting
     best = min(preference(one.quantization) for one in fitting)
     return _single(repo, [one for one in fitting if preference(one.quantization) == best])
 

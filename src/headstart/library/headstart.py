@@ -496,8 +496,9 @@ def open(
             print(hs.chat("Hello").text)
 
     Args:
-        model: path of a `.gguf` file; `OWNER/NAME[:QUANTISATION]` on a hub, fetched if it is not on this machine; another name
-            that `headstart models` lists; or `demo` for the bundled model.
+        model: path of a `.gguf` file, or of a folder with `config.json` and `*.safetensors` (for MLX);
+            `OWNER/NAME[:QUANTISATION]` on a hub, fetched if it is not on this machine; another name that `headstart models`
+            lists; or `demo` for the bundled model.
         progress: called with the loaded share, from 0 to 1.
         on_pull: called with a `PullProgress` while the model is fetched.
         settings: fields of `Settings`. The disk tier is on; `cache_dir=None` turns it off.
@@ -513,7 +514,7 @@ def open(
     if wrong := unknown("setting", settings, [*names, "progress", "on_pull"]):
         raise ConfigError(wrong)
     if not isinstance(model, str | os.PathLike):
-        raise ConfigError(f"The model must be the path of a .gguf file, a name, or 'demo', not {model!r:.100}.")
+        raise ConfigError(f"The model must be the path of a .gguf file or of a folder, a name, or 'demo', not {model!r:.100}.")
     settings.setdefault("cache_dir", default_cache_dir())
     chosen = Settings(model=os.fspath(model), **settings)
     if chosen.model != DEMO and not os.path.exists(os.path.expanduser(chosen.model)):

@@ -66,7 +66,7 @@ def _details(model: ServedModel) -> dict[str, Any]:
     architecture = model.facts.get("architecture") or ""
     return {
         "parent_model": "",
-        "format": "gguf",
+        "format": model.facts.get("format") or "gguf",
         "family": architecture,
         "families": [architecture] if architecture else [],
         "parameter_size": _parameter_size(model.facts.get("parameters")),

@@ -6,12 +6,13 @@ goes in and out through numpy: no buffer for transfers is needed, and one block 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import mlx.core as mx
 import numpy as np
@@ -73,6 +74,7 @@ class MlxEngine(Engine):
         self.traits = Traits(BLOCK_SIZE, canonical=form is not None, sliceable=sliceable, movable=form is not None, notes=notes)
         self.facts = Facts("")
         self.fingerprint = b""
+        self._opened: BinaryIO | None = None  # a file of the model, so that others see who uses it: mlx closes them
 
     @classmethod
     def load(
@@ -97,7 +99,7 @@ class MlxEngine(Engine):
         _refuse(options)
         report = progress or (lambda _: None)
         folder = Path(options.model).expanduser()
-        available = mlx_load.device_memory(machine.memory())
+        available = mlx_load.device_memory(min(machine.memory(), options.memory or sys.maxsize))
         files, done = model_folder.weights(folder), 0
         total = sum(file.stat().st_size for file in files) or 1
 
@@ -122,6 +124,7 @@ class MlxEngine(Engine):
         chosen = fit(host, trained=trained, ctx=options.ctx, slots=options.slots, reserve=options.reserve)
         engine = cls(model, tokenizer, ctx=chosen.ctx, slots=chosen.slots, form=form, unmovable=unmovable)
         engine.host = host
+        engine._opened = files[0].open("rb")
         identity = mlx_load.identity(config, digests, options.state_dir)
         began = time.perf_counter()
         if block_size is not None:
@@ -147,17 +150,16 @@ class MlxEngine(Engine):
         seconds = time.perf_counter() - began
         engine.fingerprint = mlx_load.digest_of({**identity, "block_size": engine.traits.block_size})
         engine.identity = {name: str(value) for name, value in {**identity, "block_size": engine.traits.block_size}.items()}
-        engine.facts = Facts(
-            folder.resolve().name,
-            str(config["model_type"]),
+        engine.facts = mlx_load.facts(
+            model,
+            config,
+            folder,
+            engine.shape,
             f"mlx {identity['mlx']}, mlx-lm {identity['mlx_lm']}",
-            {
-                "path": str(folder),
-                "device": identity["device"],
-                "weights_bytes": host.weights,
-                "live_bytes": host.live(chosen.ctx, chosen.slots),
-                "proof_seconds": round(seconds, 3),
-            },
+            device=identity["device"],
+            weights_bytes=host.weights,
+            live_bytes=host.live(chosen.ctx, chosen.slots),
+            proof_seconds=round(seconds, 3),
         )
         report(1.0)
         return engine
@@ -330,6 +332,8 @@ class MlxEngine(Engine):
 
     def close(self) -> None:
         self._slots, self._model = [], None
+        if self._opened is not None:
+            self._opened.close()
         mx.clear_cache()
 
     def _empty(self, held: _Sequence) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import mlx.core as mx
 from blake3 import blake3
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model
+from mlx_lm.utils import get_total_parameters, load_model
 
 from headstart.engines import model_folder, proof
 from headstart.engines.digest import digest
 from headstart.errors import ModelError
-from headstart.interfaces.engine import HostMemory
+from headstart.interfaces.engine import Facts, HostMemory, Shape
+from headstart.model_names import model_name
 
 BATCH = 512
 """Most tokens of one call."""
@@ -90,6 +91,33 @@ def identity(config: dict[str, Any], weights: Sequence[bytes], memo: Path | None
         "environment": {name: value for name, value in os.environ.items() if name.startswith(("MLX_", "OPENBLAS_", "OMP_"))},
         "batch": BATCH,
     }
+
+
+def facts(model: Any, config: dict[str, Any], folder: Path, shape: Shape, engine: str, **details: Any) -> Facts:
+    """Facts that `headstart doctor`, the log and lists of models show."""
+    text, kind, form = model_folder.text_config(config), str(config["model_type"]), model_folder.quantization(config)
+    return Facts(
+        name=model_name(str(folder.resolve())),
+        description=f"{kind} {form}".rstrip(),
+        engine=engine,
+        details={
+            "path": str(folder),
+            "format": "safetensors",
+            "architecture": kind,
+            "parameters": int(get_total_parameters(model)),
+            "quantization": form or None,
+            "layers": len(model.layers),
+            "width": text.get("hidden_size"),
+            "ctx": shape.ctx,
+            "ctx_train": model_folder.trained_ctx(config) or None,
+            "slots": shape.slots,
+            "batch": shape.batch,
+            "row_bytes": shape.kv_bytes_per_token,
+            "transfer_bytes": shape.transfer_bytes,
+            "state_bytes": shape.state_bytes,
+            **details,
+        },
+    )
 
 
 def digest_of(parts: dict[str, Any]) -> bytes:
