@@ -112,7 +112,6 @@ def facts(model: Any, config: dict[str, Any], folder: Path, shape: Shape, engine
             "ctx_train": model_folder.trained_ctx(config) or None,
             "slots": shape.slots,
             "batch": shape.batch,
-            "row_bytes": shape.kv_bytes_per_token,
             "transfer_bytes": shape.transfer_bytes,
             "state_bytes": shape.state_bytes,
             **details,
