@@ -33,7 +33,7 @@ COLD_WORDS = 1620
 REPLY = 8
 PAUSE = 2.0
 """Seconds before a cold prompt, so that headstart has settled and stored the last one."""
-SERVERS = {"headstart": headstart, "llama-server": llama_server}
+SERVERS = ("headstart", "llama-server")
 
 
 def talk(server: Server, number: int) -> list[Sample]:
@@ -46,19 +46,19 @@ def talk(server: Server, number: int) -> list[Sample]:
     return found
 
 
-def turns(setup: Setup, rounds: int) -> Table:
+def turns(setup: Setup, rounds: int, options: Sequence[str]) -> Table:
     found: dict[str, list[list[Sample]]] = {name: [] for name in SERVERS}
     for number in range(rounds):
-        for name in SERVERS if number % 2 == 0 else reversed(SERVERS):
-            with SERVERS[name](setup) as server:
+        for name in SERVERS if number % 2 == 0 else SERVERS[::-1]:
+            with headstart(setup, *options) if name == "headstart" else llama_server(setup) as server:
                 found[name].append(talk(server, number))
             Console().print(f"[dim]round {number + 1}/{rounds}: {name}[/]")
     labels = dict(enumerate(("first", *(f"{words} words" for words in TURNS))))
     return _table({labels[turn]: {name: [talked[turn] for talked in found[name]] for name in found} for turn in labels})
 
 
-def cold(setup: Setup, rounds: int) -> Table:
-    with headstart(setup) as ours, llama_server(setup) as theirs:
+def cold(setup: Setup, rounds: int, options: Sequence[str]) -> Table:
+    with headstart(setup, *options) as ours, llama_server(setup) as theirs:
         clients = [Client(ours), Client(theirs)]
         for client in clients:
             client.chat([{"role": "user", "content": "Warm up."}], REPLY)
@@ -93,10 +93,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=None, help="paired rounds (3; 7 cold ones)")
     parser.add_argument("--model", type=Path, default=None, help="a GGUF; the bundled model by default")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--option", action="append", default=[], help="another option for headstart, e.g. --option=--llama-lib=LIBLLAMA"
+    )
     given = parser.parse_args()
     setup = Setup(given.model or demo_model(), slots=1, threads=given.threads)
     before = processor.caption()
-    table = cold(setup, given.rounds or 7) if given.cold else turns(setup, given.rounds or 3)
+    table = cold(setup, given.rounds or 7, given.option) if given.cold else turns(setup, given.rounds or 3, given.option)
     table.caption = f"medians (min – max)\n{before}"
     Console(width=140).print(table)
 
