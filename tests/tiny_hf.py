@@ -30,6 +30,16 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }
+_DELTA_NET: dict[str, Any] = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 2,
+    "partial_rotary_factor": 0.5,
+    "rope_parameters": {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},
@@ -61,13 +71,64 @@ KINDS: dict[str, dict[str, Any]] = {
         "ssm_state_size": 16,
         "max_seq_len": 4096,
     },
+    "qwen3_5": _DELTA_NET,
+    "qwen3_next": _DELTA_NET
+    | {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": 64,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+    },
+    "granitemoehybrid": {
+        "attention_bias": False,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.25,
+        "logits_scaling": 1.0,
+        "residual_multiplier": 0.5,
+        "layer_types": ["mamba", "attention", "mamba", "attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 128,
+        "position_embedding_type": "nope",
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_proj_bias": False,
+        "mamba_d_state": 16,
+        "mamba_d_conv": 4,
+        "mamba_n_groups": 1,
+        "mamba_conv_bias": True,
+    },
+    "gpt_oss": {"sliding_window": 48, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "falcon_h1": {
+        "mamba_d_conv": 4,
+        "mamba_d_head": 16,
+        "mamba_d_ssm": 64,
+        "mamba_d_state": 16,
+        "mamba_n_heads": 4,
+        "lm_head_multiplier": 1.0,
+    },
 }
 """What each kind's config has beside the common sizes."""
+QUANTISED = "-4bit"
+MODELS = (*KINDS, f"qwen3{QUANTISED}", f"qwen3_5{QUANTISED}")
+"""Names of models: a kind, with weights of 4 bits or not."""
 
 
-def write(folder: Path, kind: str, *, dtype: str = "float32", seed: int = 0) -> Path:
-    """Writes a model; returns its folder."""
+def named(folder: Path, name: str) -> Path:
+    """The folder of a model of `MODELS` in `folder`, where it is written if it is not there. Beside 4 bits all is bfloat16."""
+    path, kind = folder / name, name.removesuffix(QUANTISED)
+    if path.exists():
+        return path
+    return write(path, kind) if kind == name else write(path, kind, dtype="bfloat16", bits=4)
+
+
+def write(folder: Path, kind: str, *, dtype: str = "float32", bits: int | None = None, seed: int = 0) -> Path:
+    """Writes a model; returns its folder. `bits`: quantises the weights, 64 at a time."""
     import mlx.core as mx
+    from mlx import nn
     from mlx.utils import tree_flatten, tree_map
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,6 +138,9 @@ def write(folder: Path, kind: str, *, dtype: str = "float32", seed: int = 0) -> 
     model = module.Model(module.ModelArgs.from_dict(config))
     width = getattr(mx, dtype)
     model.update(tree_map(lambda array: array.astype(width), model.parameters()))
+    if bits is not None:
+        nn.quantize(model, group_size=64, bits=bits)
+        config["quantization"] = {"group_size": 64, "bits": bits}
     mx.eval(model.parameters())
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
     (folder / "config.json").write_text(json.dumps(config))
