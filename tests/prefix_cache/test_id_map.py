@@ -30,6 +30,7 @@ def test_it_is_a_dict(changes: list[tuple[bool, int]]) -> None:
     assert {one: found[one] for one in found} == known
     assert len(found) == len(known)
     assert sorted(found.values()) == sorted(known.values())
+    assert dict(found.items()) == known
 
 
 @given(st.sets(NUMBERS), st.lists(st.tuples(st.booleans(), NUMBERS)))

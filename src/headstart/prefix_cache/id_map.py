@@ -51,6 +51,10 @@ class IdMap(Generic[HeldT]):
         """All values. The map must not change meanwhile."""
         return (value for part in self._parts.values() for value in part.values())
 
+    def items(self) -> Iterator[tuple[BlockId, HeldT]]:
+        """All ids with their values. The map must not change meanwhile."""
+        return (item for part in self._parts.values() for item in part.items())
+
     def pieces(self) -> Iterator[list[HeldT]]:
         """All values, in pieces of about a 256th. The map may change between two pieces.
 

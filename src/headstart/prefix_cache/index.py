@@ -431,8 +431,7 @@ class Index:
     def check(self) -> None:
         """Raises AssertionError if the index contradicts itself. It looks at everything: for tests."""
         kv = 0
-        for key in self._entries:
-            entry = self._entries[key]
+        for key, entry in self._entries.items():
             assert entry.id == key
             assert entry.copies, "an entry without a copy"
             assert entry.copies is copies_of(entry.copies)
@@ -442,13 +441,14 @@ class Index:
                 assert key == checkpoint_id(entry.parent)
             else:
                 kv += 1
-        heads = [(head.id, head) for head in self] + list(self._unattached.items())
-        for key, head in heads:
+        followed: list[tuple[BlockId, Siblings[Entry]]] = [(head.id, head) for head in self if head.followed]
+        for key, head in (*followed, *self._unattached.items()):
             head.check()
             for entry in head:
+                kv -= 1
                 assert entry.parent == key
                 assert self._entries[entry.id] is entry
-        assert sum(1 for _, head in heads for _ in head) == kv
+        assert not kv, "an entry follows no parent, or several"
         assert not any(key in self._entries for key in self._unattached)
         assert all(head.some() is not None for head in self._unattached.values())
 

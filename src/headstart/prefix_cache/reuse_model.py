@@ -310,14 +310,17 @@ def hazards(ended: Table, lasted: Table, traits: Table, weights: npt.NDArray[np.
 
 def rates(hazard: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The best rate of hits that can still be reached, from the middle of each octave on."""
-    found = np.empty_like(hazard)
+    hazard = np.ascontiguousarray(hazard.T)
+    lasts, hits, seconds, best = np.ones_like(hazard), *np.zeros((3, *hazard.shape))  # from an octave on: octaves × kinds
     for octave in range(OCTAVES):
-        chance, width = hazard[:, octave:].copy(), _WIDTH[octave:].copy()
-        chance[:, 0] *= 0.5
-        width[0] *= 0.5
-        lasts = np.cumprod(1.0 - chance, axis=1)
-        before = np.concatenate([np.ones((len(hazard), 1)), lasts[:, :-1]], axis=1)
-        hits = np.cumsum(before * chance, axis=1)
-        seconds = np.cumsum((before + lasts) / 2 * width, axis=1)
-        found[:, octave] = (hits / seconds).max(axis=1)
+        begun = slice(octave + 1)
+        part = np.ones((octave + 1, 1))
+        part[octave] = 0.5
+        chance, before = hazard[octave] * part, lasts[begun]
+        after = before * (1.0 - chance)
+        hits[begun] += before * chance
+        seconds[begun] += (before + after) / 2 * (_WIDTH[octave] * part)
+        best[begun] = np.maximum(best[begun], hits[begun] / seconds[begun])
+        lasts[begun] = after
+    found: npt.NDArray[np.float64] = best.T
     return found

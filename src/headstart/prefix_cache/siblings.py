@@ -89,10 +89,13 @@ class Siblings(Generic[Node]):
     def check(self) -> None:
         """Raises AssertionError if one is in the wrong group or place."""
         for group, canonical in ((self._canonical, True), (self._derived, False)):
-            nodes = list(group) if isinstance(group, SortedKeyList) else [] if group is None else [group]
-            assert all(node.canonical == canonical for node in nodes)
-            assert nodes == sorted(nodes, key=_packed)
-            assert len(nodes) > 1 or not isinstance(group, SortedKeyList)
+            if isinstance(group, SortedKeyList):
+                nodes = list(group)
+                assert len(nodes) > 1
+                assert all(node.canonical == canonical for node in nodes)
+                assert nodes == sorted(nodes, key=_packed)
+            else:
+                assert group is None or group.canonical == canonical
 
     # ── search ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
