@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -116,7 +117,6 @@ class FakeSampler:
     def __init__(self, sampling: Sampling, constraint: Constraint | None = None) -> None:
         self.sampling = sampling
         self._constraint = constraint
-        self._random = np.random.default_rng(None if sampling.seed is None else sampling.seed % SEEDS)
         self._seen: dict[int, int] = {}
 
     def draw(self, logits: Logits) -> int:
@@ -133,6 +133,11 @@ class FakeSampler:
             self._constraint.take(token)
         self._seen[token] = self._seen.get(token, 0) + 1
         return token
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        seed = self.sampling.seed
+        return np.random.default_rng(None if seed is None else seed % SEEDS)
 
     def _random_choice(self, scores: npt.NDArray[np.float64]) -> int:
         options = self.sampling
@@ -253,7 +258,7 @@ class FakeEngine(Engine):
             self._logits.clear()
             if not 1 <= count <= self.shape.batch or held.length + count > self.shape.ctx:
                 raise EngineError(f"{count} tokens do not fit: {held.length} of {self.shape.ctx} held")
-            time.sleep(self.delay)
+            self._pass_time()
             self._fail("prefill", held)
             self.calls += 1
             self.prefilled += count
@@ -268,7 +273,7 @@ class FakeEngine(Engine):
             held = [self._slots[step.slot] for step in steps]
             if len({step.slot for step in steps}) != len(steps) or any(s.length >= self.shape.ctx for s in held):
                 raise EngineError("a slot is named twice, or full")
-            time.sleep(self.delay)
+            self._pass_time()
             self._fail("decode", *held)
             self.decodes += 1
             self.decoded += len(steps)
@@ -418,13 +423,25 @@ class FakeEngine(Engine):
         return min(self._most_state, 8 + length)
 
     def _predict(self, slot: _Slot) -> Logits:
-        def draw(kv: npt.NDArray[np.uint8], state: bytes) -> np.random.Generator:
-            seen = blake2b(kv[: slot.length].tobytes() + state, key=self._key, digest_size=16)
-            return np.random.default_rng(int.from_bytes(seen.digest(), "little"))
+        def seen(kv: npt.NDArray[np.uint8], state: bytes) -> int:
+            digest = blake2b(kv[: slot.length].tobytes() + state, key=self._key, digest_size=16).digest()
+            return int.from_bytes(digest, "little")
 
-        order = draw(slot.high, slot.state_high).permutation(self.tokenizer.n_vocab).astype(np.float32)
-        noise = draw(slot.low, slot.state_low).random(len(order), np.float32)
+        size = self.tokenizer.n_vocab
+        order, noise = self._order(seen(slot.high, slot.state_high), size), self._noise(seen(slot.low, slot.state_low), size)
         return order * np.float32(GAP) + self._likes + noise * np.float32(NOISE)
+
+    def _order(self, seen: int, size: int) -> Logits:
+        """An order of the tokens, as a digest of all high parts decides it."""
+        return np.random.default_rng(seen).permutation(size).astype(np.float32)
+
+    def _noise(self, seen: int, size: int) -> Logits:
+        """The last bits of the logits, as a digest of all low parts decides them."""
+        return np.random.default_rng(seen).random(size, np.float32)
+
+    def _pass_time(self) -> None:
+        """The time of a call. Other threads run meanwhile, also if it takes none."""
+        time.sleep(self.delay)
 
     # ── contract ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import random
 import sys
@@ -62,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ends = time.monotonic() + 60 * options.minutes if options.minutes is not None else float("inf")
     measured = Measured() if options.coverage else None
     failed = False
+    gc.freeze()  # what is loaded now is no garbage of a history
     with installed():
         if measured:
             measured.start()

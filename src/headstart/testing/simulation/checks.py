@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -109,18 +109,22 @@ class Checks:
 
     # ── moments ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def memory(self, runtime: Runtime) -> None:
-        """All entries in memory, and `check` of every part."""
+    def parts(self, runtime: Runtime) -> None:
+        """`check` of every part of the store, and its quotas."""
         store = runtime.cache.store
         try:
             store.check()
         except AssertionError as error:
             raise Violation(f"check(): {error!r}") from error
-        held: Counter[bytes] = Counter()
-        for cell in store.memory.cells():
-            held[cell.owner] += store.memory.size(cell.kind)
         if store.memory.quota.on:
+            held: Counter[bytes] = Counter()
+            for cell in store.memory.cells():
+                held[cell.owner] += store.memory.size(cell.kind)
             require(all(store.memory.quota.held(owner) == size for owner, size in held.items()), "a quota is counted wrongly")
+
+    def memory(self, runtime: Runtime) -> None:
+        """The content of all entries in memory."""
+        store = runtime.cache.store
         for entry in store.index:
             canonical = entry.copies.get(store.memory.name)
             if canonical is not None:
@@ -194,7 +198,7 @@ def space(files: FileSystem, budget: int) -> None:
 
 
 class Watch(NoListener):
-    """Checks a server after each step of its scheduler.
+    """Checks a server after each step of its scheduler. The parts of its store need it only when something has changed there.
 
     Attributes:
         terms: terms of owners in seconds, and when they were set here, in virtual seconds.
@@ -206,6 +210,25 @@ class Watch(NoListener):
         self.runtime: Runtime | None = None
         self.violation: Violation | None = None
         self.terms: dict[bytes, tuple[float, float]] = {}
+        self._changed = True
+        self._held: tuple[int, ...] = ()
+
+    def added(self, entry: Entry, tier: str) -> None:
+        self._changed = True
+
+    def removed(self, entry: Entry, tier: str) -> None:
+        self._changed = True
+
+    def pinned(self, keys: Collection[BlockId]) -> None:
+        self._changed = True
+
+    def _parts(self, runtime: Runtime) -> None:
+        """Checks the parts of the store, unless no copy, pin or cell has come or gone since."""
+        store = runtime.cache.store
+        held = store.memory.used, len(store.memory._open), len(store.offload.writing), store.pins.held
+        if self._changed or held != self._held:
+            self._changed, self._held = False, held
+            self._checks.parts(runtime)
 
     def began(self, job: Job) -> None:
         try:
@@ -223,6 +246,7 @@ class Watch(NoListener):
             require(None not in held and len({id(slot) for slot in held}) == len(held), "two replies in one slot")
             require(all(slot.busy == (slot in held) for slot in slots), "a slot is busy for nobody, or free for a reply")
             if self.runtime is not None and checks.steps % EVERY == 0:
+                self._parts(self.runtime)
                 checks.memory(self.runtime)
         except Violation as error:  # the scheduler would take it for an error of a listener
             self.violation = self.violation or error

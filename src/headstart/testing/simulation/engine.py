@@ -1,14 +1,15 @@
-"""Engine: a fake engine whose calls take virtual time, and fail when a fault is armed."""
+"""Engine: fake engines that take no real time. That of a server takes virtual time, and fails when a fault is armed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from headstart.interfaces.engine import KVSegment, Span, Step
+from headstart.interfaces.engine import KVSegment, Logits, Span, Step
 from headstart.interfaces.tokens import Bytes
 from headstart.testing.fake_engine import FakeEngine, Operation
 from headstart.testing.simulation.faults import Faults
@@ -23,7 +24,37 @@ COPY = 2e-3
 """Most virtual seconds of an export or import."""
 
 
-class SimulatedEngine(FakeEngine):
+DRAWN = 4096
+"""Most digests of KV whose logits are kept, by a whole process. A cold run draws those of the server once more."""
+
+
+class UntimedEngine(FakeEngine):
+    """A fake engine that takes no real time, and draws the logits of the same KV once.
+
+    What it draws is a function of a digest of the KV that the slot really holds. So one engine may use what another has drawn.
+    """
+
+    def _pass_time(self) -> None:
+        return
+
+    def _order(self, seen: int, size: int) -> Logits:
+        return _order(seen, size)
+
+    def _noise(self, seen: int, size: int) -> Logits:
+        return _noise(seen, size)
+
+
+@lru_cache(DRAWN)
+def _order(seen: int, size: int) -> Logits:
+    return np.random.default_rng(seen).permutation(size).astype(np.float32)
+
+
+@lru_cache(DRAWN)
+def _noise(seen: int, size: int) -> Logits:
+    return np.random.default_rng(seen).random(size, np.float32)
+
+
+class SimulatedEngine(UntimedEngine):
     """Args: as those of `FakeEngine`.
 
     Attributes:

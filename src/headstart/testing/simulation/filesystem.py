@@ -6,18 +6,15 @@ Each call takes virtual time, so other tasks run during it, and meets the fault 
 from __future__ import annotations
 
 import os
-import stat as modes
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from headstart.testing.simulation.disk import VirtualDisk
 from headstart.testing.simulation.faults import ERRNOS, Faults, os_error
 from headstart.testing.simulation.kernel import EPOCH, world
-from headstart.testing.simulation.open_files import Entries, FileLocks, FolderEntry, OpenFile, stat_of
+from headstart.testing.simulation.open_files import FOLDER, Entries, FileLocks, FolderEntry, OpenFile, stat_of
 from headstart.testing.simulation.tasks import Process
 
 SECONDS = {"write": 2e-4, "fsync": 4e-3, "rename": 1e-4, "unlink": 1e-4, "read": 4e-4}
@@ -212,12 +209,13 @@ class FileSystem:
             raise FileNotFoundError(2, "simulated: no such folder", folder)
         names = list(self.disk.names[folder])
         if folder == ROOT:
-            names += sorted(path.name for path in self.real.iterdir())
-        return Entries([FolderEntry(name, partial(self._entry, f"{folder}/{name}")) for name in names])
+            names += sorted(os.listdir(self.real))
+        return Entries([FolderEntry(folder, name, self._entry) for name in names])
 
-    def _entry(self, path: str) -> Any:
-        real = self.is_real(path)
-        return os.stat(real) if real is not None else stat_of(self.disk.file(path))
+    def _entry(self, folder: str, name: str) -> Any:
+        if name.startswith(_REAL):
+            return os.stat(self.real / name)
+        return stat_of(self.disk.file(f"{folder}/{name}"))
 
     def stat(self, path: Any, *, follow_symlinks: bool = True) -> Any:
         name = str(path)
@@ -225,9 +223,7 @@ class FileSystem:
             self.call("stat", name)
             return os.stat(real)
         if name in self.disk.names:
-            return SimpleNamespace(
-                st_mode=modes.S_IFDIR, st_dev=1, st_ino=0, st_blocks=0, st_mtime=0.0, st_ctime_ns=0, st_size=0
-            )
+            return FOLDER
         self.call("stat", name)
         return stat_of(self.disk.file(name))
 

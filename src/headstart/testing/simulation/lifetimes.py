@@ -88,4 +88,3 @@ class Lifetimes:
         """No object on disk is too old, after a server has looked."""
         labels = (label_of(file) for file in files.disk.names.get(f"{ROOT}/objects", {}).values())
         self.kept((label.key for label in labels if label is not None), "disk")
-

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from headstart.interfaces.tokens import BlockId
-from headstart.testing.fake_engine import FakeEngine
 from headstart.testing.simulation import checks as checking
 from headstart.testing.simulation import filesystem
 from headstart.testing.simulation.checks import Checks
 from headstart.testing.simulation.database import restore, snapshot
 from headstart.testing.simulation.disk import Inode, VirtualDisk
+from headstart.testing.simulation.engine import UntimedEngine
 from headstart.testing.simulation.erasures import Deletion, Erasures
 from headstart.testing.simulation.faults import Faults
 from headstart.testing.simulation.filesystem import ROOT, FileSystem
@@ -55,7 +55,7 @@ class SimulatedMachine:
         self.files.crash = self._crash
         self.files.synced = lambda: checking.space(self.files, disk_budget(self.setup))
         self.salts = [f"tenant {who}" for who in range(self.setup.tenants)]
-        self.cold = FakeEngine(**options(self.setup))
+        self.cold = UntimedEngine(**options(self.setup))
         term, size = float("inf") if self.setup.expire is None else self.setup.expire, self.cold.traits.block_size
         lifetimes = Lifetimes(term, size, lambda: self.here.now, self.files.now)
         self.checks = Checks(Oracle(self.cold), self.salts, Erasures(size, lifetimes.made), lifetimes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import stat as modes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from headstart.testing.simulation.disk import Inode
@@ -42,27 +41,38 @@ class FileLocks:
             del self._held[opened.file.number]
 
 
-def stat_of(file: Inode) -> Any:
-    return SimpleNamespace(
-        st_mode=modes.S_IFREG,
-        st_dev=1,
-        st_ino=file.number,
-        st_blocks=file.allocated // 512,
-        st_mtime=file.modified,
-        st_ctime_ns=int(file.changed * 1e9),
-        st_size=len(file.data),
-    )
+@dataclass(slots=True)
+class Stat:
+    """What `stat` returns, as far as it is simulated."""
+
+    st_mode: int
+    st_dev: int
+    st_ino: int
+    st_blocks: int
+    st_mtime: float
+    st_ctime_ns: int
+    st_size: int
+
+
+FOLDER = Stat(modes.S_IFDIR, 1, 0, 0, 0.0, 0, 0)
+
+
+def stat_of(file: Inode) -> Stat:
+    return Stat(modes.S_IFREG, 1, file.number, file.allocated // 512, file.modified, int(file.changed * 1e9), len(file.data))
 
 
 class FolderEntry:
-    """An entry of `scandir`."""
+    """An entry of `scandir`. Its file may be gone when it is asked."""
 
-    def __init__(self, name: str, find: Callable[[], Any]) -> None:
+    __slots__ = ("_find", "_folder", "name")
+
+    def __init__(self, folder: str, name: str, find: Callable[[str, str], Any]) -> None:
         self.name = name
+        self._folder = folder
         self._find = find
 
     def stat(self, *, follow_symlinks: bool = True) -> Any:
-        return self._find()
+        return self._find(self._folder, self.name)
 
 
 class Entries:

@@ -36,6 +36,8 @@ class Totals:
 
     Attributes:
         done: ranges of seeds, from the first to the last.
+        seconds: CPU time.
+        virtual: seconds of the virtual clock.
         failures: violations by seed.
         sizes: how many histories had so many requests.
     """
@@ -110,7 +112,7 @@ class Totals:
             ("violations", f"{len(self.failures):,}"),
             ("requests", f"{requests:,}, {median:g} a history (median)"),
             ("of them", ", ".join(f"{outcome} {count:,}" for outcome, count in self.requests.most_common())),
-            ("requests a second", f"{requests / self.seconds:.0f}" if self.seconds else "–"),
+            ("requests a second of CPU", f"{requests / self.seconds:.0f}" if self.seconds else "–"),
             ("virtual hours", f"{self.virtual / 3600:,.1f}"),
             ("steps checked", f"{self.seen['step']:,}"),
             ("faults met", f"{self.faults.total():,}"),
