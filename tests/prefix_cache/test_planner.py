@@ -85,7 +85,7 @@ def test_plan(tokens: list[int], index: Index, slots: list[SlotView], mode: Mode
     assert found.computed + found.start == found.length
     assert found.canonical <= found.start
     if not reuse:
-        assert found.start == 0
+        assert found.start == found.passed_over == 0
     if found.keep:
         slot = free[found.slot]
         assert not found.restore
@@ -103,6 +103,7 @@ def test_plan(tokens: list[int], index: Index, slots: list[SlotView], mode: Mode
         best = found.computed * costs.prefill + found.restored * costs.restore
         oldest = min(free.values(), key=lambda slot: (slot.last_used, slot.number))
         possible = restorable(index, ours, mode).tokens
+        assert found.passed_over == max(0, possible - found.start)
         if found.keep:
             slot = free[found.slot]
             best = keep_cost(slot, found.keep, found.length, costs, mode)

@@ -19,7 +19,7 @@ and a restored prefix must end at a checkpoint. In exact mode only canonical KV 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headstart.interfaces.engine import Traits
 from headstart.interfaces.tokens import BlockId, Tokens, common_prefix
@@ -89,6 +89,7 @@ class Plan:
         restore: entries to import, one after the other from position 0. The last one may be used in part (`take`).
         take: how many tokens of the last entry are used.
         state: the checkpoint to import at `start`: together with KV, or into a slot whose KV stays.
+        passed_over: tokens to compute that entries have: to restore them would take longer, by the measured costs.
         start: tokens that need not be computed.
         canonical: how many of them have canonical KV.
         length: tokens of the prompt.
@@ -102,6 +103,7 @@ class Plan:
     canonical: int
     length: int
     state: Entry | None = None
+    passed_over: int = 0
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -241,7 +243,7 @@ def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mo
         stay = _keeping(oldest, keepable(oldest, chain, index, mode), length)
         if stay.keep and stay.start >= best.start and stay.canonical >= best.canonical:
             best = stay
-    return best
+    return replace(best, passed_over=max(0, found.tokens - best.start))
 
 
 def _keeping(slot: SlotView, keep: Kept, length: int) -> Plan:

@@ -26,9 +26,17 @@ MISSES = 4
 """After so many failed restores, a request no longer uses the cache."""
 
 
+OUTLIER = 4
+"""A restore counts as at most so many times as slow as restores were: machines stall."""
+
+
 @dataclass(slots=True)
 class Pace:
-    """Measured seconds per token, smoothed. `prefill` is 0 until the first call."""
+    """Measured seconds per token, smoothed. `prefill` is 0 until the first call.
+
+    A restore that looks too slow is not planned, so nothing would ever show that it is not. Therefore each prompt that is
+    computed for this reason makes restores look faster (`passed_over`).
+    """
 
     prefill: float = 0.0
     restore: float = 1e-6
@@ -38,7 +46,11 @@ class Pace:
         self.prefill = _smooth(self.prefill, cost) if self.prefill else cost
 
     def restored(self, seconds: float, tokens: int) -> None:
-        self.restore = _smooth(self.restore, seconds / tokens)
+        self.restore = _smooth(self.restore, min(seconds / tokens, OUTLIER * self.restore))
+
+    def passed_over(self) -> None:
+        """A prompt is computed although entries have it."""
+        self.restore *= 0.8
 
     def tokens(self, seconds: float) -> int:
         """The number of tokens that can be prefilled in `seconds`; 0 if the pace is not known yet."""
@@ -135,6 +147,8 @@ class Admission:
             choice = self._choose(job, only=slot)  # the save may have added or evicted entries
         job.slot = slot
         slot.busy = True
+        if choice.passed_over:
+            self.pace.passed_over()
         restored = self.load(job.chain, choice)
         if restored is None:
             job.misses += 1  # the bad entry has left the index: plan again without it
