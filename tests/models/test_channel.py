@@ -1,15 +1,28 @@
 from __future__ import annotations
 
+import math
 import os
 import socket
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headstart.api.openai_responses.handover import Handover, PackedConversation
 from headstart.api.served_models import ServedModel
 from headstart.config import Settings
 from headstart.interfaces.engine import Sampling
-from headstart.models.channel import CONNECTION, Commands, ProcessSetup, ReadyReport, receive_setup, send_setup
+from headstart.models.channel import (
+    CONNECTION,
+    Commands,
+    ProcessSetup,
+    ReadyReport,
+    Sayings,
+    handover_lines,
+    line,
+    receive_setup,
+    send_setup,
+)
 
 
 def test_a_setup_crosses_the_channel() -> None:
@@ -51,6 +64,20 @@ def test_a_real_socket_keeps_descriptors_in_order() -> None:
             assert os.read(read, 9) == str(write).encode()
     for descriptor in [*found, *(end for pipe in pipes for end in pipe)]:
         os.close(descriptor)
+
+
+@given(st.lists(st.tuples(st.sampled_from([1.5, math.inf]), st.binary(max_size=9)), max_size=4), st.data())
+def test_what_a_process_says_and_hands_over_arrives_however_it_is_cut(given: list[Any], data: st.DataObject) -> None:
+    handed = Handover((1.0, 2), tuple(PackedConversation(ends, part) for ends, part in given))
+    text = line(progress=0.5) + line(failed="a\nb") + handover_lines(handed)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    sayings = Sayings()
+    found = [said for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True) for said in sayings.take(text[begin:end])]
+    assert found == [{"progress": 0.5}, {"failed": "a\nb"}]
+    assert sayings.handed == handed
+    cut = Sayings()
+    cut.take(text[:-1])
+    assert cut.handed == Handover()
 
 
 def test_a_card_crosses_the_channel() -> None:

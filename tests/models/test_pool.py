@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import time
 from collections.abc import Callable
 
 import pytest
 
+from headstart.api.openai_responses.handover import Handover, PackedConversation
 from headstart.api.served_models import ServedModel
 from headstart.config import Settings
 from headstart.errors import Overloaded, Unavailable
@@ -31,6 +34,7 @@ class Scripted:
         self.ended = False
         self.loaded = False
         self.setup: ProcessSetup | None = None
+        self.handed = Handover()
         self._world = world
         self._noticed: Callable[[], None] = lambda: None
 
@@ -52,8 +56,10 @@ class Scripted:
     def put_back(self, connection: UpstreamConnection) -> None:
         raise NotImplementedError
 
-    async def stop(self, seconds: float) -> None:
+    async def stop(self, seconds: float, *, hand_over: bool = False) -> None:
         await self._world.pause()
+        if hand_over:
+            self.handed = self._world.handed
         self.end()
 
     def kill(self) -> None:
@@ -72,13 +78,16 @@ class World:
     def __init__(self, *, keep: int = 2, queue: int = 99, idle_unload: float | None = None, seed: int = 0) -> None:
         self.broken: set[str] = set()
         self.processes: list[Scripted] = []
+        self.handed = Handover()
         self._dice = random.Random(seed)
         shares = MemoryShares(keep * 20, keep, 10)
         self.pool = ModelPool(
             ModelNames(MODELS),
             shares,
             start=self._start,
-            setup=lambda model, memory: ProcessSetup(Settings(model=model.file, memory=memory), model.names, model.tag, "none"),
+            setup=lambda model, memory, handed: ProcessSetup(
+                Settings(model=model.file, memory=memory), model.names, model.tag, "none", handed=handed
+            ),
             queue=queue,
             idle_unload=idle_unload,
         )
@@ -258,6 +267,25 @@ def test_the_operator_can_unload_a_model() -> None:
         lease.release()
         await asyncio.sleep(0.01)
         assert world.phase("a") is Phase.ABSENT
+
+    run(test)
+
+
+def test_what_a_process_hands_over_goes_to_the_next_one_and_no_further() -> None:
+    async def test() -> None:
+        world = World(keep=1)
+        stays, due = (PackedConversation(ends, b"{}") for ends in (math.inf, time.time() + 0.05))
+        world.handed = Handover((0.0, 0), (stays, due))
+        await world.use("a")
+        await world.use("b")
+        a = world.pool.of(MODELS[0])
+        assert a.handed == world.handed
+        while len(a.handed.conversations) > 1:
+            await asyncio.sleep(0.02)
+        assert a.handed.conversations == (stays,)
+        await world.use("a")
+        assert [process.setup.handed.conversations for process in world.processes if process.setup] == [(), (), (stays,)]
+        assert a.handed == Handover()
 
     run(test)
 

@@ -203,6 +203,29 @@ def test_a_clock_that_is_set_back_does_not_end_the_keeping(tmp_path: Path) -> No
         assert kept(runtime, [mark(0)]) == stored(tmp_path, [mark(0)]) == {mark(0)}
 
 
+def test_the_deletions_that_are_known_are_those_that_are_obeyed(tmp_path: Path) -> None:
+    clock = Clock()
+    counted: list[int] = []
+    with started(clock, tmp_path) as runtime:
+        runtime.on_erase(lambda erasure: counted.append(runtime.scheduler.expiry.wipes))
+        ask(runtime, [user(marked(0))], max_tokens=4)
+        settled(runtime)
+        assert runtime.with_deletions(lambda found: found) == (0.0, 0)
+        assert not counted
+        with closing(Disk(tmp_path, 1 << 40, clock=clock)) as disk:
+            disk.erase([row.label.key for row in disk.catalog.rows()])
+        while runtime.with_deletions(lambda found: found == (0.0, 0)):
+            time.sleep(0.01)
+        assert counted  # the memories of texts have heard of it before
+        assert runtime.ends("", START) == math.inf
+        runtime.keep("", 20.0)
+        assert START < runtime.ends("", START) < START + 20.0
+    with started(clock, tmp_path) as runtime:
+        assert runtime.with_deletions(lambda found: found is not None and found[1] == 1)
+    with started(clock) as runtime:
+        assert runtime.with_deletions(lambda found: found) == (0.0, 0)
+
+
 def test_what_is_younger_stays(tmp_path: Path) -> None:
     """A conversation that goes on loses its beginning, and what others share with it only until that is computed again.
 

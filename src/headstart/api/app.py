@@ -71,6 +71,7 @@ def create_app(
     settle_at_end: bool = False,
     on_ready: Callable[[], None] = lambda: None,
     on_failure: Callable[[HeadstartError], None] | None = None,
+    before_close: Callable[[], None] = lambda: None,
 ) -> FastAPI:
     """The HTTP server as an ASGI app.
 
@@ -92,6 +93,7 @@ def create_app(
         settle_at_end: whether the app settles finished turns before it closes its runtime (`Runtime.close`).
         on_ready: called on the event loop when requests are served, if `load` is a function.
         on_failure: called on the event loop if `load` raises.
+        before_close: called in a thread before the app closes its runtime.
 
     Raises:
         ConfigError: no such policy or rule, or an entry of `hosts` or `cors` or `replica_tag` has another form.
@@ -127,6 +129,7 @@ def create_app(
             # Loading a model cannot be interrupted: wait for it, then free it.
             await loading
             if service.runtime is not None:
+                await asyncio.to_thread(before_close)
                 runtime, service.runtime = service.runtime, None
                 await asyncio.to_thread(service.close)
                 try:

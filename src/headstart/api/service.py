@@ -14,6 +14,7 @@ from headstart.api.cache.actions import ChainAnswer, ChainRequest
 from headstart.api.drain import Drain
 from headstart.api.ignored import IgnoredLog
 from headstart.api.incoming import MAX_BODY, whole_body
+from headstart.api.openai_responses.handover import Handover, pack, restore
 from headstart.api.openai_responses.store import Responses
 from headstart.api.served_models import OneModel, ServedModel, ServedModels
 from headstart.chat import tenancy
@@ -149,6 +150,18 @@ class Service:
             lambda salt, id, written: erasure.due(salt, written) or (stay is not None and (salt, id) not in stay),
             hints=erasure.hints,
         )
+
+    def take_over(self, handed: Handover) -> int:
+        """Takes the responses of an earlier process of this model. Returns how many. Waits for the engine's current step."""
+        runtime = self.ready()
+        return runtime.with_deletions(lambda deletions: restore(self.responses, handed, deletions, runtime.due))
+
+    def hand_over(self) -> Handover:
+        """The responses for a later process of this model. Waits for the engine's current step."""
+        runtime = self.runtime
+        if runtime is None:
+            return Handover()
+        return runtime.with_deletions(lambda deletions: pack(self.responses, deletions, runtime.ends))
 
     @property
     def chat(self) -> ChatModel:

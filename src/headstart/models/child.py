@@ -14,10 +14,12 @@ import sys
 from contextlib import ExitStack, suppress
 from typing import Any
 
+import structlog
 import uvicorn
 
 from headstart.api.app import create_app
 from headstart.api.garbage import Garbage
+from headstart.api.openai_responses.handover import Handover
 from headstart.api.server import OVERTIME, Server
 from headstart.api.service import Service
 from headstart.errors import HeadstartError
@@ -44,6 +46,9 @@ class ChildServer(Server):
         front: the socket to the front.
     """
 
+    unloading = False
+    """Whether the model is unloaded to be loaded again, so that the front wants what a later process needs."""
+
     def __init__(self, config: uvicorn.Config, service: Service, seconds: float, front: socket.socket) -> None:
         super().__init__(config, service, seconds, leave=os._exit)
         self._front = front
@@ -67,6 +72,7 @@ class ChildServer(Server):
             if kind == "connection":
                 self._keep(asyncio.ensure_future(self._connect(socket.socket(fileno=given))))
             else:
+                self.unloading = kind == "unload"
                 self._stop(given)
         if not data:  # the front has ended
             asyncio.get_running_loop().remove_reader(self._front.fileno())
@@ -114,12 +120,21 @@ def serve(setup: ProcessSetup, front: socket.socket) -> None:
         return runtime
 
     def ready() -> None:
+        service.take_over(setup.handed)
         ending.callback(Garbage(service.idle).close)
         say(front, ready=_card(service).as_json)
 
     def failed(error: HeadstartError) -> None:
         say(front, failed=error.with_flags)
         server.should_exit = True
+
+    def before_close() -> None:
+        if not server.unloading:
+            return
+        try:
+            handed.append(service.hand_over())
+        except Exception as error:  # the model must be closed all the same
+            structlog.get_logger("headstart.models").error("responses were not handed over", exc_info=error)
 
     app = create_app(
         loaded,
@@ -134,6 +149,7 @@ def serve(setup: ProcessSetup, front: socket.socket) -> None:
         settle_at_end=True,
         on_ready=ready,
         on_failure=failed,
+        before_close=before_close,
     )
     service: Service = app.state.service
     config = uvicorn.Config(
@@ -150,8 +166,13 @@ def serve(setup: ProcessSetup, front: socket.socket) -> None:
     )
     config.load()
     server, ending = ChildServer(config, service, setup.settings.drain, front), ExitStack()
+    handed: list[Handover] = []
     with ending:
         server.run()
+    for one in handed:
+        with suppress(OSError):  # the front has ended
+            front.setblocking(True)
+            front.sendall(channel.handover_lines(one))
 
 
 def say(front: socket.socket, **said: Any) -> None:

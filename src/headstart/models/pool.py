@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from headstart.api.openai_responses.handover import Handover
 from headstart.api.served_models import ServedModel
 from headstart.errors import HeadstartError, Overloaded, RequestError, Unavailable
 from headstart.models.channel import ProcessSetup, ReadyReport
@@ -29,6 +30,8 @@ from headstart.units import show_size
 
 PATIENCE = 2.0
 """Seconds that a request waits for an idle model to give way. Then a busy one must take no more requests."""
+LONGEST = 86_400.0
+"""Most seconds until the next look at what is due."""
 UNLOAD = 30.0
 """Most seconds in which a model is settled, saved and freed, so that another one can be loaded."""
 
@@ -64,7 +67,10 @@ class Backend(Protocol):
 
     def put_back(self, connection: UpstreamConnection) -> None: ...
 
-    async def stop(self, seconds: float) -> None: ...
+    @property
+    def handed(self) -> Handover: ...
+
+    async def stop(self, seconds: float, *, hand_over: bool = False) -> None: ...
 
     def kill(self) -> None: ...
 
@@ -80,6 +86,7 @@ class PooledModel:
         loaded_at: when it was loaded last, in seconds since 1970.
         served: what its last process said of it; None before.
         dismissed: whether it is drained because the operator wants it unloaded.
+        handed: what its last process has handed over, until the next one has it.
     """
 
     model: NamedModel
@@ -93,6 +100,7 @@ class PooledModel:
     loaded_at: float = 0.0
     served: ServedModel | None = None
     dismissed: bool = False
+    handed: Handover = field(default_factory=Handover)
 
 
 class Lease:
@@ -140,7 +148,7 @@ class ModelPool:
         names: the models.
         shares: of the memory.
         start: starts a process.
-        setup: the set-up of a model, for so many bytes of memory.
+        setup: the set-up of a model, for so many bytes of memory, with what its last process has handed over.
         queue: requests that may wait for one model.
         idle_unload: seconds without a request after which a model is unloaded; None to keep it.
         clock: a monotonic clock, in seconds.
@@ -152,7 +160,7 @@ class ModelPool:
         shares: MemoryShares,
         *,
         start: Callable[[], Coroutine[Any, Any, Backend]],
-        setup: Callable[[NamedModel, int], ProcessSetup],
+        setup: Callable[[NamedModel, int, Handover], ProcessSetup],
         queue: int,
         idle_unload: float | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -299,6 +307,11 @@ class ModelPool:
                     self._unload(pooled)
                 else:
                     wakes = min(wakes, pooled.since + self._idle_unload)
+        wall = time.time()
+        for pooled in self.models:
+            if pooled.handed.ends <= wall:  # what must be deleted by now
+                pooled.handed = pooled.handed.without(wall)
+            wakes = min(wakes, now + pooled.handed.ends - wall)
         self._wake_at(wakes, now)
 
     def _wake_at(self, when: float, now: float) -> None:
@@ -306,7 +319,7 @@ class ModelPool:
             self._timer.cancel()
             self._timer = None
         if when != math.inf:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, when - now) + 0.001, self._step)
+            self._timer = asyncio.get_running_loop().call_later(min(max(0.0, when - now), LONGEST) + 0.001, self._step)
 
     def _grant(self, pooled: PooledModel) -> None:
         """Lets the waiting requests of a ready model begin."""
@@ -353,7 +366,7 @@ class ModelPool:
             if self._closed:
                 process.kill()
             process.when_ended(lambda: self._ended(pooled, run))
-            card = await process.load(self._setup(pooled.model, pooled.need))
+            card = await process.load(self._setup(pooled.model, pooled.need, pooled.handed))
         except (LoadFailed, OSError) as error:
             cause = error.with_flags if isinstance(error, HeadstartError) else f"no process could be started: {error.strerror}"
             if pooled.process is not None:
@@ -367,7 +380,7 @@ class ModelPool:
         now = self._clock()
         self.loads += 1
         pooled.load_seconds, pooled.since, pooled.loaded_at = now - begun, now, time.time()
-        pooled.need, pooled.served = min(card.need, pooled.need), card.served
+        pooled.need, pooled.served, pooled.handed = min(card.need, pooled.need), card.served, Handover()
         pooled.state = pooled.state.loaded()
         log.info("loaded", model=name, seconds=round(pooled.load_seconds, 3), memory=show_size(pooled.need))
         self._begin_spare()
@@ -380,14 +393,18 @@ class ModelPool:
 
     async def _unloading(self, pooled: PooledModel, process: Backend) -> None:
         begun = self._clock()
-        await process.stop(UNLOAD)
+        await process.stop(UNLOAD, hand_over=True)
         log.info("unloaded", model=pooled.model.name, seconds=round(self._clock() - begun, 3))
 
     def _ended(self, pooled: PooledModel, run: int) -> None:
         """The process of a run has ended."""
         if pooled.state.run != run or not pooled.state.holds:
             return
-        cause = pooled.process.cause if pooled.process is not None else ""
+        cause = ""
+        if pooled.process is not None:
+            cause = pooled.process.cause
+            if pooled.state.phase is Phase.UNLOADING:
+                pooled.handed = pooled.process.handed
         pooled.process = None
         if pooled.state.phase is Phase.LOADING:
             self._failed(pooled, cause)

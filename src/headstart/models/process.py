@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from headstart.api.openai_responses.handover import Handover
 from headstart.errors import HeadstartError
 from headstart.models import channel
 from headstart.models.channel import ProcessSetup, ReadyReport
@@ -34,6 +34,7 @@ class ModelProcess:
     Attributes:
         progress: of the load, from 0 to 1.
         cause: why it has ended; "" if it was asked to, or has not ended.
+        handed: what it has handed over when it was unloaded.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], front: socket.socket) -> None:
@@ -46,7 +47,7 @@ class ModelProcess:
         self._ended = asyncio.Event()
         self._stopping = False
         self._idle: list[UpstreamConnection] = []
-        self._lines = b""
+        self._said = channel.Sayings()
         self._noticed: Callable[[], None] = lambda: None
         front.setblocking(False)
         self._loop.add_reader(front.fileno(), self._read)
@@ -60,6 +61,10 @@ class ModelProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def handed(self) -> Handover:
+        return self._said.handed
 
     @property
     def ended(self) -> bool:
@@ -115,12 +120,16 @@ class ModelProcess:
         else:
             connection.close()
 
-    async def stop(self, seconds: float) -> None:
+    async def stop(self, seconds: float, *, hand_over: bool = False) -> None:
         """Ends the process: running requests go on for a while, what it has computed is settled and saved. At most
-        `seconds`, and a little more; then it is killed. Returns when it has ended."""
+        `seconds`, and a little more; then it is killed. Returns when it has ended.
+
+        Args:
+            hand_over: whether it hands over what a later process of this model needs (`handed`).
+        """
         self._stopping = True
         with suppress(OSError):
-            self._front.send(b"%s %f\n" % (channel.STOP, seconds))
+            self._front.send(b"%s %f\n" % (channel.UNLOAD if hand_over else channel.STOP, seconds))
         try:
             async with asyncio.timeout(seconds + GRACE):
                 await self._ended.wait()
@@ -141,9 +150,8 @@ class ModelProcess:
             return
         except OSError:
             data = b""
-        *lines, self._lines = (self._lines + data).split(b"\n")
-        for text in lines:
-            self._hear(json.loads(text))
+        for said in self._said.take(data):
+            self._hear(said)
         if not data:
             self._loop.remove_reader(self._front.fileno())
             self._front.close()

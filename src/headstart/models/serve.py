@@ -9,6 +9,7 @@ import structlog
 
 from headstart.api.auth import Keys
 from headstart.api.entrance import Entrance, Network
+from headstart.api.openai_responses.handover import Handover
 from headstart.chat.tenancy import policy_of
 from headstart.config import Settings
 from headstart.models.app import create_front
@@ -79,7 +80,7 @@ def front_of(several: SeveralModels, network: Network, keys: Keys) -> ModelsFron
     isolate = network.isolate or ("key" if keys.several else "none")
     shares = MemoryShares.of(several.memory, [model.size for model in names.models], several.keep)
 
-    def setup(model: NamedModel, memory: int) -> ProcessSetup:
+    def setup(model: NamedModel, memory: int, handed: Handover) -> ProcessSetup:
         limits = [PassedKey(key.tenant, key.operator, key.expire) for key in keys.all() if key.expire is not None]
         return ProcessSetup(
             replace(several.settings, model=model.file, memory=memory),
@@ -89,6 +90,7 @@ def front_of(several: SeveralModels, network: Network, keys: Keys) -> ModelsFron
             tuple(network.keep_noise),
             tuple(limits),
             network.log_format,
+            handed,
         )
 
     async def start() -> Backend:

@@ -124,6 +124,10 @@ class Terms:
         term = self.of(owner)
         return now + 2 * self.look - term if term < math.inf else -math.inf
 
+    def ends(self, owner: bytes, written: float) -> float:
+        """When an entry of an owner must be dropped, if nobody deletes it before; infinite for never."""
+        return written - self.cut(owner, 0.0)
+
     def due(self, owner: bytes, now: float) -> float:
         """The time up to which an owner's entries must be dropped in this process."""
         return max(self.before, self.cut(owner, now))

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from headstart import memory_plan
 from headstart.config import Overflow, Settings
@@ -55,6 +55,8 @@ from headstart.tiers.write_behind import WriteBehind
 from headstart.units import count
 
 log = logging.getLogger("headstart.model")
+
+T = TypeVar("T")
 
 QUEUE_SHARE = 0.25
 """Largest share of the memory budget that may wait for the disk. Waiting entries cannot be evicted."""
@@ -341,6 +343,28 @@ class Runtime:
     def due(self, salt: str, written: float) -> bool:
         """Whether the time is over for a text that was written under a salt at the time `written`. Thread-safe."""
         return written <= self._terms.due(self.owner(salt), self.clock())
+
+    def ends(self, salt: str, written: float) -> float:
+        """When a text under a salt, written at the time `written`, must be deleted; infinite for never. Thread-safe."""
+        return self._terms.ends(self.owner(salt), written)
+
+    def with_deletions(self, use: Callable[[tuple[float, int] | None], T]) -> T:
+        """Calls a function with the deletions by users that are obeyed here, as the disk counts them; None if that is unknown.
+        Later ones are obeyed after the call. Thread-safe; waits for the current step.
+
+        Raises:
+            Unavailable: the runtime is closed.
+        """
+        if self.prompts.gate.closed:
+            raise Unavailable("The server is stopping.")
+
+        def call() -> T:
+            deletions = self.cache.disk.deletions  # first: their notices are in the queue by now
+            self.cache.store.offload.take_notices(ALL)
+            self.scheduler.expiry.step()
+            return use(deletions)
+
+        return self.scheduler.call(call).result()
 
     def owner(self, salt: str) -> bytes:
         """The owner of what is stored under a salt."""

@@ -29,6 +29,10 @@ class DiskTier(Protocol):
         """Whether there is a disk."""
 
     @property
+    def deletions(self) -> tuple[float, int] | None:
+        """The deletions by users of which all notices are in the queue, as `Ages.wiped` counts them; None if unknown."""
+
+    @property
     def used(self) -> int:
         """Bytes on disk."""
 

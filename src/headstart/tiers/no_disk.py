@@ -22,6 +22,7 @@ class NoDisk:
     on = False
     listed = True
     used = budget = reserved = 0
+    deletions = (0.0, 0)
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()

@@ -114,6 +114,7 @@ class WriteBehind:
         self._logged = (0, 0)  # the counters at the last log line
         self._logged_at = self._tidied = float("-inf")
         self._watch = CatalogWatch(fingerprint, clock())
+        self._deletions: tuple[float, int] | None = None  # those of which all notices are in the queue
         self._listed = True  # whether the notices of all objects are in the queue; none are while the disk cannot be used
         self._tidying: Iterator[tuple[list[Label], list[bytes]]] | None = None
         self._expiring: Iterator[tuple[list[bytes], list[bytes]]] | None = None
@@ -134,6 +135,10 @@ class WriteBehind:
     @property
     def on(self) -> bool:
         return True
+
+    @property
+    def deletions(self) -> tuple[float, int] | None:
+        return None if self._disk is None else self._deletions
 
     @property
     def used(self) -> int:
@@ -521,7 +526,7 @@ class WriteBehind:
         self._again = self._again and not again
         version = disk.catalog.version()
         self._notices.extend(self._watch.look(disk.catalog, again=again, reports=len(self._notices) < BACKLOG))
-        self._listed = self._watch.complete
+        self._listed, self._deletions = self._watch.complete, self._watch.wiped
         if self._looked_up:  # afterwards: whatever goes from now on is found by the next look
             keys = {self._looked_up.popleft() for _ in range(len(self._looked_up))}
             self._notices.extend(self._watch.looked_up(disk.catalog, keys))

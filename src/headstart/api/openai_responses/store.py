@@ -38,6 +38,11 @@ class ResponseLine:
     def __post_init__(self) -> None:
         self.total = self.size + (self.before.total if self.before is not None else 0)
 
+    @classmethod
+    def of(cls, items: tuple[ResponsesItem, ...], before: ResponseLine | None) -> ResponseLine:
+        """A line that goes on with these items."""
+        return cls(items, sum(len(str(item)) for item in items), before)
+
     def parts(self) -> Iterator[ResponseLine]:
         """From the last to the first."""
         part: ResponseLine | None = self
@@ -89,8 +94,7 @@ class StoredResponse:
         cls, response: dict[str, Any], input: tuple[ResponsesItem, ...], before: StoredResponse | None, now: float
     ) -> StoredResponse:
         """The entry for a response that continues `before`, stored at the time `now`."""
-        new = (*input, *response["output"])
-        line = ResponseLine(new, sum(len(str(item)) for item in new), before.line if before is not None else None)
+        line = ResponseLine.of((*input, *response["output"]), before.line if before is not None else None)
         response = _unquoted(response)
         return cls(response, len(str(response)), input, line, now if before is None else before.written)
 
@@ -151,6 +155,10 @@ class Responses:
                 code="previous_response_not_found" if param == "previous_response_id" else None,
             )
         return found
+
+    def all(self) -> list[tuple[str, StoredResponse]]:
+        """All stored responses with their salts, the least recently used first. This does not count as a use."""
+        return [(salt, stored) for (salt, _), stored in self._stored.items()]
 
     def drop(self, salt: str, id: str) -> None:
         """Forgets a response. Raises UnknownResponse."""
