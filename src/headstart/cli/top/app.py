@@ -21,7 +21,7 @@ from textual.widgets.option_list import Option
 from headstart.cli.explain import explain_page
 from headstart.cli.look import LOOKS, plain
 from headstart.cli.top.feed import Trouble, Update
-from headstart.cli.top.savings import Savings, savings
+from headstart.cli.top.savings import NOTHING, Savings
 from headstart.cli.top.state import TopState
 from headstart.cli.top.text import (
     BAR,
@@ -147,13 +147,13 @@ class TopApp(App[None]):
         self._ask = ask
         self._stopped = threading.Event()
         self._state = TopState()
-        self._sums: Savings | None = None
+        self._sums = NOTHING
 
     def compose(self) -> ComposeResult:
         yield Static(f"{self._place}: connecting", id="status", markup=False)
         with Container(id="panels"):
             yield Panel("slots", "slots")
-            yield Panel("saved", "savings")
+            yield Panel("saved since the server's start", "savings")
             yield Panel("stored", "tree")
             with Container(id="requests-panel") as box:
                 box.border_title = "requests, the latest first"
@@ -203,9 +203,7 @@ class TopApp(App[None]):
         self._show_savings()
 
     def _show_savings(self) -> None:
-        found, panel = self._sums or savings(self._state.requests.values()), self.query_one("#savings", Panel)
-        panel.border_title = "saved since the server's start" if self._sums else f"saved, latest {found.requests} requests"
-        panel.show(savings_lines(found, self._state.tiers))
+        self.query_one("#savings", Panel).show(savings_lines(self._sums, self._state.tiers))
 
     def _show_requests(self) -> None:
         rows = sorted(self._state.requests.values(), key=lambda row: -row.number)
