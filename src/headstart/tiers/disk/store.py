@@ -593,11 +593,6 @@ class Disk(Store):
             self.catalog.add(found)
         return [label for label, _ in found]
 
-    def strays(self) -> bool:
-        """Whether there are objects without a row, as a crash leaves them."""
-        keys = (key for name in os.listdir(self.objects) if (key := self._key(name)) is not None and key not in self._strange)
-        return bool(self.catalog.without_row(list(keys)))
-
     def _key(self, name: str) -> bytes | None:
         """The key of the object in a file of this name."""
         with contextlib.suppress(ValueError):
