@@ -16,7 +16,7 @@ def test_it_hears_requests_and_entries_as_long_as_it_listens() -> None:
     with Runtime(lambda: FakeEngine(slots=1), Settings(memory_budget=1 << 20)) as runtime:
         ask(runtime, [user("Before.")], max_tokens=2)
         wait_until(lambda: bool(runtime.cache.memory) and not runtime.scheduler.slots[0].dirty)
-        before = runtime.listen(tap)
+        before = [*runtime.listen(tap)]
         assert before
         ask(runtime, [user("Roses.")], max_tokens=2)
 

@@ -19,6 +19,7 @@ from headstart.prefix_cache.id_map import IdMap
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.job import Job
+from headstart.serving.portions import paced
 from headstart.serving.request import Report
 
 OVER = frozenset({"stop", "length", "cancelled", "failed"})
@@ -76,7 +77,9 @@ class Mirror:
         Args:
             past: requests that have ended. Those that nobody heard of are added.
         """
-        self._known = IdMap()
+        before, self._known = self._known, IdMap()
+        for _ in paced(before.clearing()):
+            pass
         for job, number in self._open.values():
             self._requests.drop(number, owner_of(job.root))
         self._open.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -60,7 +60,7 @@ Why = Literal["expired", "over_quota", "least_value"]
 class Source(Protocol):
     """All methods may be called from any thread, one at a time."""
 
-    def open(self) -> list[Entry]:
+    def open(self) -> Iterable[Entry]:
         """Begins to listen. Returns what is stored. Called again, it begins anew."""
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class RuntimeSource:
         self._store = runtime.cache.store
         self._tap = Tap()
 
-    def open(self) -> list[Entry]:
+    def open(self) -> Iterable[Entry]:
         if self._tap in self._runtime.listeners:
             self.close()
         return self._runtime.listen(self._tap)

@@ -63,3 +63,9 @@ class IdMap(Generic[HeldT]):
         for part in self._parts.values():
             if part:
                 yield list(part.values())
+
+    def clearing(self) -> Iterator[None]:
+        """Drops all values, in such pieces. Nobody else uses the map any more."""
+        while self._parts:
+            self._parts.popitem()
+            yield

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any, TypeVar
 
 from headstart import memory_plan
@@ -39,7 +38,7 @@ from headstart.serving.job import Ticket
 from headstart.serving.kv_store import KvStore
 from headstart.serving.listener import Listener, Listeners
 from headstart.serving.offload import ALL
-from headstart.serving.portions import LongWork
+from headstart.serving.portions import LongWork, unpacked
 from headstart.serving.prompt_maker import PromptMaker
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
@@ -382,7 +381,7 @@ class Runtime:
         """For each later request, `watcher` returns a sink that receives the same events."""
         self._watchers.append(watcher)
 
-    def listen(self, listener: Listener) -> list[Entry]:
+    def listen(self, listener: Listener) -> Iterator[Entry]:
         """Adds a listener, and returns what is stored. Thread-safe; waits for some steps.
 
         Entries that come or leave meanwhile may be in the list or not: the listener hears of them.
@@ -393,7 +392,7 @@ class Runtime:
             self.listeners.add(listener)
             return (yield from copied(self.cache.index))
 
-        return [*chain.from_iterable(self.scheduler.carry_out(add()).result())]
+        return unpacked(self.scheduler.carry_out(add()).result())
 
     def unlisten(self, listener: Listener) -> None:
         """Removes a listener. Thread-safe; waits for the current step."""

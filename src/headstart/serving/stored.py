@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from heapq import nsmallest
-from itertools import chain
 from typing import TypeVar
 
 from headstart.errors import Conflict, NotFound, Unavailable
@@ -20,7 +19,7 @@ from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.quota import PIN_SHARE
 from headstart.serving.cache import Cache
-from headstart.serving.portions import LongWork, paced
+from headstart.serving.portions import LongWork, paced, unpacked
 from headstart.serving.scheduler import Scheduler
 from headstart.tiers.disk import Label
 
@@ -28,6 +27,8 @@ T = TypeVar("T")
 
 PATIENCE = 60.0
 """Most seconds to wait for the engine thread or the disk."""
+CHAINS = 10_000
+"""Most chains of a list."""
 FEW = 16
 """Notices of the disk that are handled in one piece."""
 NOTICES = 512
@@ -98,16 +99,16 @@ class CachedChains:
         self._cache = cache
         self._index, self._pins = cache.index, cache.store.pins
 
-    def all(self, owner: bytes | None = None, limit: int | None = None) -> list[CachedChain]:
+    def all(self, owner: bytes | None = None, limit: int = CHAINS) -> list[CachedChain]:
         """One chain for each entry that no other continues, the latest used first. It takes time on the caller's thread."""
         return [*self.survey(owner, limit).chains]
 
-    def survey(self, owner: bytes | None = None, limit: int | None = None) -> Survey:
+    def survey(self, owner: bytes | None = None, limit: int = CHAINS) -> Survey:
         """The same chains, and what is stored of whom. It takes time on the caller's thread."""
         used, tokens, entries = self._cache.store.retention.last_use, Counter[bytes](), Counter[bytes]()
 
         def ends() -> Iterator[tuple[bool, float, BlockId]]:
-            for entry in paced(chain.from_iterable(self._in_portions(copied(self._index)))):
+            for entry in paced(unpacked(self._in_portions(copied(self._index)))):
                 if not entry.state:
                     entries[entry.owner] += 1
                     tokens[entry.owner] += entry.length
@@ -115,13 +116,13 @@ class CachedChains:
                         last = used(entry.id)
                         yield last is None, -(last or 0.0), entry.id
 
-        found = sorted(ends()) if limit is None else nsmallest(limit, ends())
-        chains = (self._chain(last) for _, _, key in paced(found) if (last := self._index.get(key)) is not None)
+        latest = nsmallest(limit, ends())
+        chains = (self._chain(last) for _, _, key in paced(latest) if (last := self._index.get(key)) is not None)
         return Survey(list(chains), entries, tokens)
 
     def entries(self) -> list[Entry]:
         """All stored entries. Others may change them meanwhile."""
-        return [*paced(chain.from_iterable(self._in_portions(copied(self._index))))]
+        return [*paced(unpacked(self._in_portions(copied(self._index))))]
 
     def get(self, key: BlockId, owner: bytes | None) -> CachedChain:
         """The chain that ends with this entry."""

@@ -19,10 +19,11 @@ from headstart.api.route import Salt
 from headstart.api.service import service_of
 from headstart.errors import NotFound, RequestError, Unavailable
 from headstart.interfaces.tokens import BlockId
+from headstart.serving.stored import CHAINS
 
 router = APIRouter()
 
-Limit = Annotated[int, Query(ge=1, le=10_000)]
+Limit = Annotated[int, Query(ge=1, le=CHAINS)]
 Start = Annotated[int, Query(ge=0)]
 Most = Annotated[int | None, Query(ge=1)]
 
