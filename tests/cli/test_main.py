@@ -283,6 +283,7 @@ def test_doctor(kind: str, tmp_path: Path) -> None:
         assert topic in result.stdout
     assert ("keys and values" in result.stdout) is (kind != "mamba2")
     assert ("checkpoints" in result.stdout) is (kind != "llama")
+    assert re.search(r"blocks, calls +blocks of 64 tokens; calls of up to 512", result.stdout)
     assert "equal to the last bit after restoring 192 tokens" in result.stdout
     assert re.search(
         r"[1-9]\d* prompts compared with cold runs, [1-9][\d,]* of their tokens from the cache: equal", result.stdout

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headstart.engines.proof import MOST_TOKENS, prove
-from headstart.interfaces.engine import KVSegment, Logits, Step, Traits
+from headstart.engines.proof import most_tokens, prove
+from headstart.interfaces.engine import BlockSizes, KVSegment, Logits, Step, Traits
 from headstart.interfaces.tokens import Bytes
 from headstart.testing.fake_engine import FakeEngine
 
-TOKENS = np.random.default_rng(0).integers(0, 256, MOST_TOKENS).astype(np.int32)
+TOKENS = np.random.default_rng(0).integers(0, 256, most_tokens(512)).astype(np.int32)
 
 
 def options(**more: Any) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def options(**more: Any) -> dict[str, Any]:
 
 def proved(engine: FakeEngine, window: int = 0) -> Traits:
     told: list[float] = []
-    traits = prove(engine, TOKENS, block=64, window=window, progress=told.append)
+    traits = prove(engine, TOKENS, window=window, progress=told.append)
     assert told == sorted(told)
     assert all(0 < part <= 1 for part in told)
     assert [engine.length(slot) for slot in range(engine.shape.slots)] == [0] * engine.shape.slots
@@ -64,9 +64,13 @@ def test_calls_of_the_largest_size_are_compared() -> None:
 
 @pytest.mark.parametrize("sliceable", [True, False])
 def test_calls_of_other_sizes_that_give_other_bits(sliceable: bool) -> None:
-    traits = proved(FakeEngine(**options(block_size=512, chunking=False, sliceable=sliceable)))
-    assert not traits.chunking
-    assert (traits.block_size, traits.canonical) == (512, True)
+    """The engine says which size is tried first."""
+    for single in ((256, 128), (512, 256)):
+        engine = FakeEngine(**options(block_size=512, chunking=False, sliceable=sliceable))
+        engine.block_sizes = BlockSizes(single=single)
+        traits = proved(engine)
+        assert (traits.block_size, traits.chunking, traits.canonical) == (single[0], False, True)
+    assert "calls of 64 or 128 or 256 tokens gives other bits than in calls of 512" in traits.notes[0]
 
 
 class Splitting(FakeEngine):
@@ -78,6 +82,15 @@ class Splitting(FakeEngine):
         super().prefill(slot, tokens, logits=logits)
         if len(tokens) > self.exact:
             self._slots[slot].low[self.length(slot) - 1] ^= np.uint8(self.calls % 251 + 1)
+
+
+@pytest.mark.parametrize("sliceable", [True, False])
+@pytest.mark.parametrize("block_size", [128, 256])
+def test_larger_blocks_may_span_calls_where_smaller_ones_may_not(block_size: int, sliceable: bool) -> None:
+    """As layers that compute 256 tokens at a time: any number of such steps is the same."""
+    traits = proved(FakeEngine(**options(block_size=block_size, sliceable=sliceable)))
+    assert (traits.block_size, traits.chunking, traits.exact) == (block_size, True, True)
+    assert traits.notes[0].startswith("prefill in calls of 64")
 
 
 @pytest.mark.parametrize("sliceable", [True, False])
@@ -196,6 +209,41 @@ def test_what_is_not_exact_is_found_out(kind: type[FakeEngine], sliceable: bool,
 def test_a_fault_that_only_the_largest_call_has_deep_in_a_context() -> None:
     traits = proved(WrongBehind(**options()))
     assert not traits.chunking, "each call is one block then"
+
+
+class Panels(FakeEngine):
+    """As a fast matrix library: the sums of a call over more than `exact` tokens are cut at places that depend on its end."""
+
+    exact = 512
+
+    def _kernels(self, start: int, count: int) -> list[bytes]:
+        end = start + count
+        if end <= self.exact:
+            return super()._kernels(start, count)
+        return [b"panels of %d" % (end // -(-end // 384))] * count
+
+
+@pytest.mark.parametrize("sliceable", [True, False])
+@pytest.mark.parametrize("decode_is_prefill", [True, False])
+def test_what_is_exact_in_the_small_only_is_found_out(sliceable: bool, decode_is_prefill: bool) -> None:
+    """The same call gives the same bits twice, so each call computes one block then."""
+    traits = proved(Panels(**options(sliceable=sliceable, decode_is_prefill=decode_is_prefill)))
+    assert (traits.block_size, traits.chunking, traits.exact) == (256, False, True)
+    assert not traits.decode_is_prefill
+
+
+def test_calls_of_more_than_usual_are_compared_too() -> None:
+    """The largest call is the engine's own, not one of 512 tokens."""
+
+    class WrongInLarge(FakeEngine):
+        def prefill(self, slot: int, tokens: Any, *, logits: bool) -> None:
+            super().prefill(slot, tokens, logits=logits)
+            if len(tokens) > 512:
+                self._slots[slot].low[self.length(slot) - 1] ^= np.uint8(1)
+
+    tokens = np.tile(TOKENS, 2)[: most_tokens(1024)]
+    traits = prove(WrongInLarge(**options(batch=1024, ctx=4096)), tokens)
+    assert (traits.block_size, traits.chunking, traits.exact) == (256, False, True)
 
 
 class Wandering(FakeEngine):

@@ -17,13 +17,13 @@ from headstart.engines import proven
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama.engine import BLOCK_SIZE
-from headstart.engines.proof import MOST_TOKENS
+from headstart.engines.proof import most_tokens
 from headstart.engines.proven import MEMO, STILL, Proven
 from headstart.interfaces.engine import KVSegment, Logits, Traits
 from headstart.interfaces.tokens import Bytes
 from headstart.testing.fake_engine import FakeEngine
 
-TOKENS = np.random.default_rng(0).integers(0, 256, MOST_TOKENS).astype(np.int32)
+TOKENS = np.random.default_rng(0).integers(0, 256, most_tokens(512)).astype(np.int32)
 ANSWER = {True: BLOCK_SIZE + 3 * 8, False: BLOCK_SIZE + 2 * 8}
 """Tokens of the answer's prompts, by whether rows are all there is: a block, and the tail behind it, restored, and deep."""
 
@@ -37,7 +37,7 @@ def load(
 ) -> tuple[Traits, int]:
     """Of a new process: the traits, and how many tokens were computed for them."""
     engine = engine or fake()
-    traits = Proven(folder, identity, anew).traits(engine, TOKENS, block=BLOCK_SIZE, window=0)
+    traits = Proven(folder, identity, anew).traits(engine, TOKENS, window=0)
     assert [engine.length(slot) for slot in range(engine.shape.slots)] == [0] * engine.shape.slots
     return traits, engine.prefilled
 

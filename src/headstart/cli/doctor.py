@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from headstart.cli.console import facts, loading
+from headstart.cli.doctor_proof import blocks_and_calls
 from headstart.config import Settings
 from headstart.engines import registry
 from headstart.interfaces.engine import GREEDY, Engine, Traits
@@ -62,6 +63,7 @@ def examine(settings: Settings, seconds: float = 60.0, console: Console | None =
         options = replace(settings, reuse="exact").engine_options()
         thread = EngineThread(lambda: registry.load(options, progress, anew=True))
     engine = thread.engine
+    blocks = thread.submit(lambda: blocks_and_calls(engine)).result()
     alone = replace(settings, reuse="exact" if engine.traits.exact else "fast", shared=None)  # the checks' prompts stay here
     usable = True
     with Runtime(thread, alone) as runtime:
@@ -70,6 +72,7 @@ def examine(settings: Settings, seconds: float = 60.0, console: Console | None =
             if topic != "reuse":
                 table.add_row(topic, line)
         table.add_row("traits", _traits(engine))
+        table.add_row("blocks, calls", blocks)
         table.add_row("--reuse exact", _exactness(engine.traits))
         if settings.shared is not None:
             from headstart.cli.doctor_shared import examine_shared  # with libraries that only this needs
@@ -146,9 +149,7 @@ def _traits(engine: Engine) -> str:
     elif traits.stateful:
         parts = "KV and state" if engine.shape.kv_bytes_per_token else "state only"
         parts += ": reused from checkpoints"
-    return f"{parts}; blocks of {count(traits.block_size, 'token')}" + (
-        ", calls over several blocks" if traits.chunking else ""
-    )
+    return parts
 
 
 def _exactness(traits: Traits) -> str:

@@ -6,7 +6,12 @@ call and decodes some tokens. All trials must agree in every bit: KV, state, the
     live        the slot has computed everything, in calls of the largest size
     rewound     the slot went on and was truncated or rewound to the position, with computed content and with imported content
     restored    content that was exported there is imported, into another slot if there is one
-    in blocks   the content before the largest call is imported, and that call is computed in calls of one block
+    in blocks   the content before the largest call is imported, and the tokens of that call are computed in smaller ones
+
+The largest call is the engine's (`Shape.batch`). The smaller ones have one to three blocks on an empty slot, and one block
+each behind a long prefix, because numbers may depend on where a call ends. The engine says which block sizes it can have
+(`BlockSizes`); the first one that passes is taken. If calls of different sizes never give the same bits, each call computes one
+block: then `in blocks` is the same call again.
 
 The trials are done on an empty slot and again after a long prefix. The prefix has `_DEEP` tokens, or more than a sliding
 window sees if the window is not too long. Exactness depends on the kernels that a call uses. Kernels change with the size of
@@ -32,15 +37,12 @@ from headstart.interfaces.tokens import Bytes, Tokens
 
 _TAIL = _DECODED = 8
 _REPLY = _TAIL + _DECODED
-_LARGEST = 512
 _DEEP = 1024
 _LONGEST_WINDOW = 1024
 """Windows of more tokens are not filled, because that would take too long."""
 _ODD = 37
-_SMALLER = (256, 128)
-"""Block sizes that are tried, one call each, if no larger one is exact."""
-MOST_TOKENS = _LONGEST_WINDOW + 2 * _LARGEST + _REPLY
-"""Most tokens of a context that a proof uses."""
+_BLOCKS = (1, 3, 1, 2)
+"""Blocks of each smaller call on an empty slot; repeated."""
 
 
 ProofProgress = Callable[[float], None]
@@ -76,12 +78,12 @@ class Finding:
 
     Attributes:
         moved: the logits of the tail after rewound and restored content are the live ones.
-        blocks: calls of one block gave the KV, the state and the tail of the largest call.
+        block: the first block size whose calls gave the KV, the state and the tail of the largest call; 0 if none did.
         decoded: decoding gave the bits of the live trial in each trial.
     """
 
     moved: bool
-    blocks: bool
+    block: int
     decoded: bool
 
 
@@ -177,12 +179,13 @@ class Prover:
         segments = [KVSegment(saved.kv, tokens, min(tokens, length - start)) for start in range(0, length, tokens)]
         self.engine.import_kv(0, segments)
 
-    def stage(self, live: Sequence[int], again: Sequence[int]) -> tuple[Finding, Saved]:
+    def stage(self, live: int, blocks: Sequence[int], *, mixed: bool = False) -> tuple[Finding, Saved]:
         """Runs all trials after the content of the first slot.
 
         Args:
-            live: sizes of the calls of the live trial.
-            again: sizes of the calls of the trial in blocks.
+            live: size of the call of the live trial.
+            blocks: block sizes for the trial in blocks, which ends at the first that passes. Each divides `live`.
+            mixed: whether its calls have different numbers of blocks, not one each.
 
         Returns:
             The finding, and the content of the first slot with the tokens of `live`.
@@ -196,16 +199,23 @@ class Prover:
         if prefix is not None:
             before = self.reply()
             self.back(0, prefix)
-        self.feed(live)
+        self.feed([live])
         whole, cold = self.saved(), self.reply()
         self.back(0, whole)
         trials.append((self.reply(), cold))
-        if prefix is not None:
-            self.put(prefix, other)
-        else:
-            self.engine.truncate(other, 0)
-        self.feed(again, other)
-        same, blocks = self.saved(other).same(whole), self.reply(other)
+        found = 0
+        for block in blocks:
+            if prefix is not None:
+                self.put(prefix, other)
+            else:
+                self.engine.truncate(other, 0)
+            self.feed(_in_blocks(live, block, mixed=mixed), other)
+            same, again = self.saved(other).same(whole), self.reply(other)
+            if same:  # then decoding must be the same too
+                trials.append((ProofReply(cold.tail, again.decoded), cold))
+            if same and again.tail == cold.tail:
+                found = block
+                break
         self.put(whole, other)
         trials.append((self.reply(other), cold))
         if prefix is not None:
@@ -216,9 +226,9 @@ class Prover:
         else:
             self.put(whole, 0)
         return Finding(
-            moved=all(found.tail == due.tail for found, due in trials),
-            blocks=same and blocks.tail == cold.tail,
-            decoded=all(found.decoded == due.decoded for found, due in [*trials, *([(blocks, cold)] if same else [])]),
+            moved=all(one.tail == due.tail for one, due in trials),
+            block=found,
+            decoded=all(one.decoded == due.decoded for one, due in trials),
         ), whole
 
     def _report(self, computed: int) -> None:
@@ -226,12 +236,16 @@ class Prover:
         self.progress(min(1.0, self.computed / self.expected))
 
 
-def prove(engine: Engine, tokens: Tokens, *, block: int, window: int = 0, progress: ProofProgress = lambda _: None) -> Traits:
+def most_tokens(batch: int) -> int:
+    """Most tokens of a context that a proof uses, if the largest call has `batch` tokens."""
+    return _LONGEST_WINDOW + 2 * batch + _REPLY
+
+
+def prove(engine: Engine, tokens: Tokens, *, window: int = 0, progress: ProofProgress = lambda _: None) -> Traits:
     """The traits of an engine that has declared whether it is sliceable. Its slots are empty before and after.
 
     Args:
-        tokens: ordinary tokens to compute on, at least `MOST_TOKENS`.
-        block: the smallest possible block size, in tokens.
+        tokens: ordinary tokens to compute on, at least `most_tokens(engine.shape.batch)`.
         window: tokens that the model's sliding windows see; 0 if it has none.
         progress: receives the progress, from 0 to 1.
 
@@ -239,16 +253,17 @@ def prove(engine: Engine, tokens: Tokens, *, block: int, window: int = 0, progre
         EngineError: the engine cannot compute.
     """
     sliceable = engine.traits.sliceable
-    prover = Prover(engine, tokens, progress, expected=(4 if sliceable else 5) * _LARGEST + 10 * _REPLY)
+    prover = Prover(engine, tokens, progress, expected=(4 if sliceable else 5) * engine.shape.batch + 10 * _REPLY)
     try:
-        return replace(_proved(prover, block, window), sliceable=sliceable)
+        return replace(_proved(prover, window), sliceable=sliceable)
     except Unmovable as error:
+        block = engine.block_sizes.spanned[0]
         return Traits(block, canonical=False, decode_exact=False, sliceable=False, movable=False, notes=(str(error),))
     finally:
         _empty(engine)
 
 
-def answer(engine: Engine, tokens: Tokens, *, block: int) -> bytes | None:
+def answer(engine: Engine, tokens: Tokens) -> bytes | None:
     """A sample of the bits that a proof compares, as a digest. It takes a twentieth of the tokens of a proof.
 
     It covers one block and short replies after it. The slots are empty before and after. None if a slot that was exported and
@@ -256,7 +271,7 @@ def answer(engine: Engine, tokens: Tokens, *, block: int) -> bytes | None:
     """
     prover = Prover(engine, tokens)
     try:
-        prover.feed([block])
+        prover.feed([engine.block_sizes.spanned[0]])
         saved, reply = prover.saved(), prover.reply()
         prover.put(saved, 0)
         if prover.reply() != reply:
@@ -284,28 +299,71 @@ def _empty(engine: Engine) -> None:
         engine.truncate(slot, 0)
 
 
-def _proved(prover: Prover, block: int, window: int) -> Traits:
-    shape, sliceable = prover.engine.shape, prover.engine.traits.sliceable
-    largest = max(block, min(_LARGEST, shape.batch, shape.ctx - _REPLY) // block * block)
-    calls = [block] * (largest // block)
-    finding, saved = prover.stage([largest], calls)
-    if sliceable and finding.moved and finding.blocks and _decode_is_prefill(prover, saved, largest):
-        return Traits(block, decode_is_prefill=True, notes=("decoding and prefill in calls of any size give the same bits",))
+def _in_blocks(tokens: int, block: int, *, mixed: bool) -> list[int]:
+    """Sizes of calls for so many tokens: one block each, or `mixed`."""
+    sizes, left, number = [], tokens // block, 0
+    while left:
+        blocks = min(left, _BLOCKS[number % len(_BLOCKS)]) if mixed else 1
+        sizes.append(blocks * block)
+        left, number = left - blocks, number + 1
+    return sizes
+
+
+def _proved(prover: Prover, window: int) -> Traits:
+    shape = prover.engine.shape
+    first = prover.engine.block_sizes.spanned[0]
+    most = max(first, min(shape.batch, shape.ctx - _REPLY))  # tokens of the largest call
+    left = [first, *(size for size in prover.engine.block_sizes.spanned[1:] if 2 * size <= most and shape.batch % size == 0)]
+    tried: list[int] = []
+    while left:
+        largest = most // left[0] * left[0]
+        found = _spanned(prover, largest, [block for block in left if most // block * block == largest], window, tried)
+        if isinstance(found, Traits):
+            return found
+        left = [block for block in left if block > found]
+    return _single(prover, window, tried, most)
+
+
+def _spanned(prover: Prover, largest: int, blocks: Sequence[int], window: int, tried: list[int]) -> Traits | int:
+    """The traits with the first of these block sizes that lets calls span several blocks; the last that was tried, if none.
+
+    Args:
+        tried: receives the block sizes that were tried.
+    """
+    _empty(prover.engine)
+    sliceable = prover.engine.traits.sliceable
+    finding, saved = prover.stage(largest, blocks, mixed=_depth(prover, blocks[0], largest, window) > 0)
+    tried += [block for block in blocks if not finding.block or block <= finding.block]
+    if not finding.block:
+        return blocks[-1]
+    block = finding.block
+    joined = sliceable and finding.moved and finding.decoded and _decode_is_prefill(prover, saved, largest)
     depth = _depth(prover, block, largest, window)
     findings = [finding]
-    if finding.blocks and depth:
+    if depth:
         _go(prover, saved, depth, largest)
-        deep, saved = prover.stage([largest], calls)
+        deep, saved = prover.stage(largest, [block])
+        if not deep.block:
+            return block
         findings.append(deep)
-    if not all(one.blocks for one in findings):
-        return _without_chunking(prover, window)
     if not all(one.moved for one in findings):
         return Traits(block, canonical=False, decode_exact=False, notes=("restored KV does not give the same bits",))
     reach = f"also after {depth} tokens" if depth else f"to {saved.tokens} tokens"
     if window and saved.tokens <= window:
         reach += f", of a window of {window}"
+    traits = Traits(block, notes=_failed(tried[:-1], largest))
+    if joined and all(one.decoded for one in findings):
+        note = f"decoding and prefill in calls of any size give the same bits, {reach}"
+        return replace(traits, decode_is_prefill=True, notes=(*traits.notes, note))
     note = f"prefill in calls of {block} and of {largest} tokens gives the same bits, {reach}"
-    return _with_decoding(Traits(block, notes=(note,)), findings)
+    return _with_decoding(replace(traits, notes=(*traits.notes, note)), findings)
+
+
+def _failed(blocks: Sequence[int], largest: int) -> tuple[str, ...]:
+    """A note that block sizes were tried in vain."""
+    if not blocks:
+        return ()
+    return (f"prefill in calls of {' or '.join(map(str, blocks))} tokens gives other bits than in calls of {largest}",)
 
 
 def _depth(prover: Prover, unit: int, largest: int, window: int) -> int:
@@ -353,30 +411,31 @@ def _decode_is_prefill(prover: Prover, whole: Saved, largest: int) -> bool:
     return prover.saved().same(whole)
 
 
-def _without_chunking(prover: Prover, window: int) -> Traits:
-    """The traits if each block is one call: of the largest size for which the same call gives the same bits twice."""
+def _single(prover: Prover, window: int, tried: Sequence[int], most: int) -> Traits:
+    """The traits if each block is one call: of the first size for which the same call gives the same bits twice."""
     engine = prover.engine
-    most = min(engine.shape.batch, engine.shape.ctx - _REPLY)
-    sizes = [size for size in (engine.shape.batch, *_SMALLER) if size <= most]
+    longest = min(engine.shape.batch, engine.shape.ctx - _REPLY)
+    failed = _failed(tried, most)
     findings: list[Finding] = []
-    for block_size in dict.fromkeys(sizes):
-        findings = _one_call_a_block(prover, block_size, window)
-        if all(one.blocks and one.moved for one in findings):
-            note = f"prefill calls of different sizes give different bits: blocks of {block_size} tokens"
-            return _with_decoding(Traits(block_size, chunking=False, notes=(note,)), findings)
-    notes = ["prefill calls of different sizes give different bits"]
-    notes.append("the same prefill twice does not give the same bits" if findings else "the context is too short for one")
-    return Traits(engine.shape.batch, canonical=False, decode_exact=False, chunking=False, notes=tuple(notes))
+    for block in engine.block_sizes.single:
+        if block > longest or engine.shape.batch % block:
+            continue
+        findings = _one_call_a_block(prover, block, window)
+        if all(one.block and one.moved for one in findings):
+            note = f"each call computes one block of {block}, and gives the same bits twice"
+            return _with_decoding(Traits(block, chunking=False, notes=(*failed, note)), findings)
+    last = "the same prefill twice does not give the same bits" if findings else "the context is too short for one call a block"
+    return Traits(engine.shape.batch, canonical=False, decode_exact=False, chunking=False, notes=(*failed, last))
 
 
-def _one_call_a_block(prover: Prover, block_size: int, window: int) -> list[Finding]:
+def _one_call_a_block(prover: Prover, block: int, window: int) -> list[Finding]:
     _empty(prover.engine)
-    depth = _depth(prover, block_size, block_size, window)
-    finding, saved = prover.stage([block_size], [block_size])
-    if not depth or not finding.blocks:
+    depth = _depth(prover, block, block, window)
+    finding, saved = prover.stage(block, [block])
+    if not depth or not finding.block:
         return [finding]
-    _go(prover, saved, depth, block_size)
-    return [finding, prover.stage([block_size], [block_size])[0]]
+    _go(prover, saved, depth, block)
+    return [finding, prover.stage(block, [block])[0]]
 
 
 def _same(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic]) -> bool:

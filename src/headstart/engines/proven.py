@@ -42,13 +42,11 @@ class Proven:
     identity: bytes
     anew: bool = False
 
-    def traits(
-        self, engine: Engine, tokens: Tokens, *, block: int, window: int, progress: ProofProgress = lambda _: None
-    ) -> Traits:
+    def traits(self, engine: Engine, tokens: Tokens, *, window: int, progress: ProofProgress = lambda _: None) -> Traits:
         """The result of `prove`, or the stored one."""
         if self.folder is None:
-            return prove(engine, tokens, block=block, window=window, progress=progress)
-        sample = answer(engine, tokens, block=block)
+            return prove(engine, tokens, window=window, progress=progress)
+        sample = answer(engine, tokens)
         key = self.identity.hex()
         entry = recall(self.folder, MEMO).get(key)
         found = _traits(entry, sample)
@@ -57,7 +55,7 @@ class Proven:
         if entry is not None and found is None:
             log.warning("the stored proof of the engine does not hold (another result, or a damaged file): it is proved again")
         log.info("proving that cached answers of this model are exact; the result is stored for later starts")
-        traits = prove(engine, tokens, block=block, window=window, progress=progress)
+        traits = prove(engine, tokens, window=window, progress=progress)
         proved = (
             {key: {"traits": asdict(traits), "check": _check(sample, asdict(traits))}} if sample and traits.canonical else {}
         )

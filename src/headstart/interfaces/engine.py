@@ -1,7 +1,8 @@
 """The contract of an engine: what headstart calls, and what an engine must promise.
 
 An engine computes on `shape.slots` live sequences of at most `shape.ctx` tokens each. It knows tokens, logits and KV, and no
-requests, users or files. All calls come from one thread; only the tokenizer is called from several threads at once.
+requests, users or files. One thread makes the engine, makes all calls, and closes it. Only the tokenizer, `check_grammar` and
+`forget_grammars` are called from other threads, several at once.
 `examples/own_engine.py` implements the required part in about 100 lines. `headstart/testing/conformance` checks any engine.
 
 Required: `tokenizer`, `traits`, `shape`, `fingerprint`, `prefill`, `decode`, `sampler`, `sample`, `logits`, `truncate`,
@@ -123,6 +124,21 @@ class Traits:
     def stateful(self) -> bool:
         """Whether KV is usable only together with a checkpoint at its end."""
         return self.movable and not self.sliceable
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSizes:
+    """Block sizes in tokens that an engine can have. A proof chooses from them, in this order.
+
+    Sizes that do not divide `Shape.batch`, or for which the context is too short, are left out.
+
+    Attributes:
+        spanned: they need prefill calls of any number of blocks to give the same bits (the trait `chunking`).
+        single: they need only that the same call gives the same bits twice. Each prefill call then computes one block.
+    """
+
+    spanned: tuple[int, ...] = (64, 128, 256)
+    single: tuple[int, ...] = (256, 128, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +315,8 @@ class Engine(ABC):
     """Digest of everything that changes the numbers: weights, engine and build, device, KV types, settings, block size."""
     identity: Mapping[str, str] = {}
     """What the fingerprint is made of, by name, as texts for people. May be empty."""
+    block_sizes: BlockSizes = BlockSizes()
+    """What a proof may choose `traits.block_size` from."""
     close_at_exit: bool = False
     """Whether the process must close the engine before it ends, because native code of its thread cannot be left as it is."""
     host: HostMemory | None = None

@@ -34,10 +34,23 @@ from headstart.engines.llama.placement import place
 from headstart.engines.llama.sampler import LlamaSampler
 from headstart.engines.llama.vocab import LlamaTokenizer, VocabularyTokenizer
 from headstart.engines.options import EngineOptions
-from headstart.engines.proof import MOST_TOKENS, ordinary_tokens
+from headstart.engines.proof import most_tokens, ordinary_tokens
 from headstart.engines.proven import Proven
 from headstart.errors import EngineError, ModelError
-from headstart.interfaces.engine import Engine, Facts, Grammar, KVSegment, Logits, Sampler, Sampling, Shape, Span, Step, Traits
+from headstart.interfaces.engine import (
+    BlockSizes,
+    Engine,
+    Facts,
+    Grammar,
+    KVSegment,
+    Logits,
+    Sampler,
+    Sampling,
+    Shape,
+    Span,
+    Step,
+    Traits,
+)
 from headstart.interfaces.tokens import Bytes
 from headstart.memory_plan import Fit, fit
 
@@ -51,6 +64,7 @@ class LlamaEngine(Engine):
     """A model in llama.cpp. Build one with `load`."""
 
     tokenizer: LlamaTokenizer
+    block_sizes = BlockSizes(spanned=(BLOCK_SIZE, 2 * BLOCK_SIZE, 4 * BLOCK_SIZE), single=(512, 256, 128))
 
     def __init__(self, model: Any, context: Any, *, ctx: int, slots: int) -> None:
         self._model = model
@@ -136,8 +150,8 @@ class LlamaEngine(Engine):
             identity = llama_identity.identity(
                 model, options, weights, adapter, gpu_layers=placed.layers, ctx=chosen.ctx
             )
-            # Proofs use at most two slots and MOST_TOKENS of a context. More than that depends on the free memory.
-            sizes = {"ctx": min(chosen.ctx, MOST_TOKENS), "slots": min(chosen.slots, 2), "threads": threads}
+            # Proofs use at most two slots, and not all of a long context. More than that depends on the free memory.
+            sizes = {"ctx": min(chosen.ctx, most_tokens(engine.shape.batch)), "slots": min(chosen.slots, 2), "threads": threads}
 
             def proven(decode_threads: int) -> Proven:
                 decoding = {"decode_threads": decode_threads, "openmp": llama_identity.environment("OMP_", "GOMP_")}
@@ -411,13 +425,13 @@ class LlamaEngine(Engine):
                 self.traits, block_size=block_size, notes=(f"the block size of {block_size} was given, not proved",)
             )
             return threads
-        given, tokens = self.traits, ordinary_tokens(self.tokenizer, MOST_TOKENS)
-        self.traits = proven(threads).traits(self, tokens, block=BLOCK_SIZE, window=window, progress=progress)
+        given, tokens = self.traits, ordinary_tokens(self.tokenizer, most_tokens(self.shape.batch))
+        self.traits = proven(threads).traits(self, tokens, window=window, progress=progress)
         if self.traits.exact or not self.traits.canonical or threads == 1 or not exact:
             return threads
         lib.llama_set_n_threads(self._context, 1, threads)
         self.traits = given
-        traits = proven(1).traits(self, tokens, block=BLOCK_SIZE, window=window, progress=progress)
+        traits = proven(1).traits(self, tokens, window=window, progress=progress)
         self.traits = replace(traits, notes=(*traits.notes, f"decoding with 1 thread: with {threads} it is not exact"))
         return 1
 

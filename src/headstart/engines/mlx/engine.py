@@ -25,10 +25,23 @@ from headstart.engines.mlx import load as mlx_load
 from headstart.engines.mlx.layers import Form, UnknownCache, contents, leaves
 from headstart.engines.numpy_sampler import NumpySampler
 from headstart.engines.options import EngineOptions
-from headstart.engines.proof import MOST_TOKENS, ordinary_tokens
+from headstart.engines.proof import most_tokens, ordinary_tokens
 from headstart.engines.proven import Proven
 from headstart.errors import ConfigError, EngineError, ModelError
-from headstart.interfaces.engine import Engine, Facts, Grammar, KVSegment, Logits, Sampler, Sampling, Shape, Span, Step, Traits
+from headstart.interfaces.engine import (
+    BlockSizes,
+    Engine,
+    Facts,
+    Grammar,
+    KVSegment,
+    Logits,
+    Sampler,
+    Sampling,
+    Shape,
+    Span,
+    Step,
+    Traits,
+)
 from headstart.interfaces.tokens import Bytes
 from headstart.memory_plan import fit
 from headstart.names import option
@@ -51,6 +64,8 @@ class MlxEngine(Engine):
     """A model in MLX. Build one with `load`, and use it on the same thread only: mlx's streams belong to threads."""
 
     tokenizer: HFTokenizer
+    # Blocks of one call each: short ones find more of a short chat, and on a CPU short calls are hardly slower.
+    block_sizes = BlockSizes(spanned=(64, 128, 256), single=(128, 256, 512))
     close_at_exit = True  # mlx keeps compiled functions by thread, and frees them with Python's lock while the thread ends
 
     def __init__(
@@ -135,13 +150,13 @@ class MlxEngine(Engine):
                 notes=(f"the block size of {block_size} was given, not proved",),
             )
         elif engine.traits.movable:
-            sizes = {"ctx": min(chosen.ctx, MOST_TOKENS), "slots": min(chosen.slots, 2), "sources": mlx_load.SOURCES}
+            most = most_tokens(engine.shape.batch)
+            sizes = {"ctx": min(chosen.ctx, most), "slots": min(chosen.slots, 2), "sources": mlx_load.SOURCES}
             proven = Proven(options.state_dir, mlx_load.digest_of({**identity, **sizes}), anew)
             try:
                 engine.traits = proven.traits(
                     engine,
-                    ordinary_tokens(tokenizer, MOST_TOKENS),
-                    block=BLOCK_SIZE,
+                    ordinary_tokens(tokenizer, most),
                     window=form.window if form else 0,
                     progress=lambda part: report(_LOADED + (1 - _LOADED) * part),
                 )
