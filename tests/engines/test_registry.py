@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ class Whole:
 
 
 def row(name: str, module: str, loader: str) -> EngineRow:
-    return EngineRow(name, module, loader, lambda model: model == name, lambda model: None)
+    return EngineRow(name, module, loader, lambda model: model == name, lambda model: None, "fakes")
 
 
 ROWS = (row("fake", "headstart.testing.fake_engine", "FakeEngine"), row("whole", __name__, "Whole"), *registry.ENGINES)
@@ -48,3 +49,32 @@ def test_a_broken_model_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"cannot read the vocabulary of '.*broken\.gguf'") as caught:
         registry.load_tokenizer(EngineOptions(str(broken)))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "hint"),
+    [
+        ("kv_type", "q8_0", "type of the model"),
+        ("lora", Path("adapter.gguf"), "mlx_lm.fuse"),
+        ("gpu_layers", 3, "one device"),
+        ("threads", 2, "itself"),
+        ("llama_lib", Path("lib"), "leave it out"),
+    ],
+)
+def test_options_of_another_engine_are_refused(tmp_path: Path, option: str, value: object, hint: str) -> None:
+    """Before anything is loaded, and by `load` too."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    options = EngineOptions(str(tmp_path), **{option: value})  # type: ignore[arg-type]
+    for act in (registry.check, registry.load):
+        with pytest.raises(
+            ConfigError, match=rf"{option}= is for GGUF files, and '.*' is computed by the engine 'mlx': .*{hint}"
+        ):
+            act(options)
+    assert registry.without_foreign(options) == EngineOptions(str(tmp_path))
+    given = EngineOptions("a.gguf", **{option: value})  # type: ignore[arg-type]
+    assert registry.without_foreign(given) == given
+
+
+def test_every_option_of_an_engine_exists() -> None:
+    names = {field.name for field in fields(EngineOptions)}
+    assert all(row.options | row.instead.keys() <= names for row in registry.ENGINES)

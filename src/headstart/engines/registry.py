@@ -5,8 +5,8 @@ It may also have a class method `load_tokenizer(options)`, for programs that mak
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +14,7 @@ from headstart.engines import model_file, model_folder
 from headstart.engines.options import EngineOptions
 from headstart.errors import ConfigError
 from headstart.interfaces.engine import Engine, LoadedTokenizer
+from headstart.names import option
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,10 @@ class EngineRow:
             because it loads native code.
         takes: whether it can load the model that a path names.
         check: raises ModelError if the model's files are missing or of another form. It loads no native code.
+        models: the models that it takes, in a sentence about an option.
         extra: the extra of headstart's package that brings what it needs; "" if headstart itself does.
+        options: the fields of `EngineOptions` that only some engines have, and this one has.
+        instead: what to do in place of an option that this engine lacks.
     """
 
     name: str
@@ -34,12 +38,37 @@ class EngineRow:
     loader: str
     takes: Callable[[str], bool]
     check: Callable[[str], object]
+    models: str
     extra: str = ""
+    options: frozenset[str] = frozenset()
+    instead: Mapping[str, str] = field(default_factory=dict)
 
 
 ENGINES = (
-    EngineRow("mlx", "headstart.engines.mlx", "MlxEngine", model_folder.is_model_folder, model_folder.check, "mlx"),
-    EngineRow("llama", "headstart.engines.llama", "LlamaEngine", lambda model: True, model_file.locate),
+    EngineRow(
+        "mlx",
+        "headstart.engines.mlx",
+        "MlxEngine",
+        model_folder.is_model_folder,
+        model_folder.check,
+        "folders in Hugging Face's form",
+        extra="mlx",
+        instead={
+            "kv_type": "keys and values are kept in the type of the model.",
+            "lora": "fuse the adapter with mlx_lm.fuse, and serve the result.",
+            "gpu_layers": "MLX computes the whole model on one device.",
+            "threads": "MLX chooses its threads itself.",
+        },
+    ),
+    EngineRow(
+        "llama",
+        "headstart.engines.llama",
+        "LlamaEngine",
+        lambda model: True,
+        model_file.locate,
+        "GGUF files",
+        options=frozenset({"threads", "gpu_layers", "kv_type", "lora", "llama_lib"}),
+    ),
 )
 """The first engine that takes a model loads it. llama.cpp is last, because it says what is wrong with any path."""
 
@@ -55,7 +84,9 @@ def load(options: EngineOptions, progress: Callable[[float], None] | None = None
         ConfigError: an option that cannot work.
         ModelError: the file is missing, broken or unsupported.
     """
-    engine: Engine = _loader(_row(options)).load(options, progress=progress, anew=anew)
+    row = _row(options)
+    _refuse(row, options)
+    engine: Engine = _loader(row).load(options, progress=progress, anew=anew)
     return engine
 
 
@@ -63,9 +94,17 @@ def check(options: EngineOptions) -> None:
     """Finds wrong files before anything is loaded.
 
     Raises:
+        ConfigError: an option of another engine.
         ModelError: the file is missing, or of another form.
     """
-    _row(options).check(options.model)
+    row = _row(options)
+    _refuse(row, options)
+    row.check(options.model)
+
+
+def without_foreign(options: EngineOptions) -> EngineOptions:
+    """The options without those of other engines. For options that are given once for several models."""
+    return replace(options, **{name: _DEFAULTS[name] for name in _foreign(_row(options), options)})
 
 
 def load_tokenizer(options: EngineOptions) -> LoadedTokenizer:
@@ -83,6 +122,25 @@ def load_tokenizer(options: EngineOptions) -> LoadedTokenizer:
         )
     tokenizer: LoadedTokenizer = load(options)
     return tokenizer
+
+
+_DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(EngineOptions) if one.name != "model"}
+
+
+def _foreign(row: EngineRow, options: EngineOptions) -> list[str]:
+    """The given options that other engines have, and this one has not."""
+    others = frozenset[str]().union(*(other.options for other in ENGINES)) - row.options
+    return [name for name, default in _DEFAULTS.items() if name in others and getattr(options, name) != default]
+
+
+def _refuse(row: EngineRow, options: EngineOptions) -> None:
+    """Raises ConfigError for an option of another engine."""
+    for name in _foreign(row, options):
+        owner = next(other for other in ENGINES if name in other.options)
+        raise ConfigError(
+            f"{option(name)} is for {owner.models}, and '{options.model}' is computed by the engine '{row.name}': "
+            + row.instead.get(name, "leave it out.")
+        )
 
 
 def _row(options: EngineOptions) -> EngineRow:

@@ -523,13 +523,20 @@ def open(
 
 
 def load(
-    settings: Settings, progress: Callable[[float], None] | None = None, *, listener: Listener | None = None
+    settings: Settings,
+    progress: Callable[[float], None] | None = None,
+    *,
+    listener: Listener | None = None,
+    several: bool = False,
 ) -> Headstart:
     """`open` for complete settings. Raises what `open` raises.
 
     Args:
         listener: hears what the runtime holds and does.
+        several: whether the settings were given for several models. Those of another engine are then left out, not refused.
     """
     settings.template()  # raises before the model is loaded and proved
     check_shared(settings)
-    return Headstart(Runtime(lambda: registry.load(settings.engine_options(), progress), settings, listener=listener))
+    given = settings.engine_options()
+    options = registry.without_foreign(given) if several else given
+    return Headstart(Runtime(lambda: registry.load(options, progress), settings, listener=listener))

@@ -27,7 +27,7 @@ from headstart.engines.numpy_sampler import NumpySampler
 from headstart.engines.options import EngineOptions
 from headstart.engines.proof import most_tokens, ordinary_tokens
 from headstart.engines.proven import Proven
-from headstart.errors import ConfigError, EngineError, ModelError
+from headstart.errors import EngineError, ModelError
 from headstart.interfaces.engine import (
     BlockSizes,
     Engine,
@@ -44,7 +44,6 @@ from headstart.interfaces.engine import (
 )
 from headstart.interfaces.tokens import Bytes
 from headstart.memory_plan import fit
-from headstart.names import option
 
 BLOCK_SIZE = 64
 _READ, _LOADED = 0.2, 0.4  # progress when the files are digested, and when the weights are loaded; the rest is proofs
@@ -111,7 +110,6 @@ class MlxEngine(Engine):
             ModelError: the model is missing, broken or unsupported.
             ConfigError: the options cannot work here.
         """
-        _refuse(options)
         report = progress or (lambda _: None)
         folder = Path(options.model).expanduser()
         available = mlx_load.device_memory(min(machine.memory(), options.memory or sys.maxsize))
@@ -374,11 +372,3 @@ def _probe(model: Any) -> Form:
     model(mx.array([[0] * _PROBE]), cache=caches)
     mx.eval(*contents(caches))
     return Form.of(caches)
-
-
-def _refuse(options: EngineOptions) -> None:
-    """Raises ConfigError for options that mean nothing here."""
-    if options.lora is not None:
-        raise ConfigError(f"{option('lora')} is for GGUF models: fuse the adapter with mlx_lm.fuse, and serve the result.")
-    if options.kv_type != "f16":
-        raise ConfigError(f"{option('kv_type')} is for GGUF models: a model in MLX keeps keys and values in its own type.")
