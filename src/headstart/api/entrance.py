@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
-import uvicorn
 from fastapi import FastAPI
 
 from headstart.api.auth import Keys
-from headstart.api.server import Server
+from headstart.api.server import Server, uvicorn_config
 from headstart.api.sockets import OWNER_ONLY, Port, UnixSocket
 from headstart.api.tls import tls
 from headstart.chat.normalize import check_rules
@@ -109,19 +108,8 @@ class Entrance:
 
     def server(self, app: FastAPI, seconds: float) -> Server:
         """A server for an app. `seconds`: how long stopping may take."""
-        config = uvicorn.Config(
-            app,
-            loop="auto",
-            http="httptools",
-            ws="none",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=65,
-            # The socket's mode decides who may connect. A proxy there has no address that could be trusted.
-            forwarded_allow_ips="*" if self._unix else None,
-        )
-        config.load()
+        # The socket's mode decides who may connect. A proxy there has no address that could be trusted.
+        config = uvicorn_config(app, keep_alive=65, forwarded="*" if self._unix else None)
         config.ssl = self._transport.context()
         return Server(config, app.state.service, seconds, self._leave)
 

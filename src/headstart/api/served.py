@@ -7,6 +7,7 @@ from typing import Protocol
 from headstart.api.drain import Drain
 from headstart.chat.tenancy import IsolationPolicy
 from headstart.errors import HeadstartError
+from headstart.observe import logs
 from headstart.observe.logs import Caller, Figures
 
 
@@ -42,3 +43,38 @@ class Served(Protocol):
 
     def refused(self, caller: Caller, status: int, error: BaseException) -> None:
         """Records a call that was refused before anything was computed."""
+
+
+class CallCounts(Protocol):
+    """Metrics of calls without an answer."""
+
+    def unfinished(self, how: str) -> None:
+        """Counts a call that ended without an answer: `abort` by its caller, or `error`."""
+
+    def refused(self, status: int) -> None:
+        """Counts a call that was refused."""
+
+
+class RecordsCalls:
+    """The part of `Served` that records calls without an answer: in metrics, in the log, and for the end of the server.
+
+    Attributes:
+        drain: the requests that a stopping server still has to answer.
+    """
+
+    drain: Drain
+
+    @property
+    def counts(self) -> CallCounts:
+        """Where they are counted."""
+        raise NotImplementedError
+
+    def unfinished(self, caller: Caller, how: str, figures: Figures, error: BaseException | None = None) -> None:
+        self.counts.unfinished("abort" if how == "shutdown" else how)
+        logs.unfinished(caller, how, figures, error)
+        self.drain.ended += self.drain.begun
+
+    def refused(self, caller: Caller, status: int, error: BaseException) -> None:
+        self.counts.refused(status)
+        self.drain.refused += self.drain.begun
+        logs.refused(caller, status, error)

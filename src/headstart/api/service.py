@@ -16,6 +16,7 @@ from headstart.api.ignored import IgnoredLog
 from headstart.api.incoming import MAX_BODY, whole_body
 from headstart.api.openai_responses.handover import Handover, pack, restore
 from headstart.api.openai_responses.store import Responses
+from headstart.api.served import CallCounts, RecordsCalls
 from headstart.api.served_models import OneModel, ServedModel, ServedModels
 from headstart.chat import tenancy
 from headstart.chat.chat_model import ChatModel
@@ -24,7 +25,7 @@ from headstart.errors import HeadstartError, Unavailable
 from headstart.events.hub import Hub
 from headstart.events.source import RuntimeSource
 from headstart.observe import logs
-from headstart.observe.logs import Caller, Figures
+from headstart.observe.logs import Caller
 from headstart.observe.metrics import Metrics
 from headstart.observe.report import Summary
 from headstart.observe.stats import Stats, TenantStats
@@ -55,7 +56,7 @@ class Nowhere:
 NOWHERE = Nowhere()
 
 
-class Service:
+class Service(RecordsCalls):
     """A model that is loading, served or closed.
 
     Args:
@@ -242,17 +243,9 @@ class Service:
         logs.finished(caller, summary, reasons, seconds)
         self.drain.finished += self.drain.begun
 
-    def unfinished(self, caller: Caller, how: str, figures: Figures, error: BaseException | None = None) -> None:
-        """Records a call whose answer is incomplete. `how`: a key of `logs.UNFINISHED`."""
-        self.metrics.unfinished("abort" if how == "shutdown" else how)
-        logs.unfinished(caller, how, figures, error)
-        self.drain.ended += self.drain.begun
-
-    def refused(self, caller: Caller, status: int, error: BaseException) -> None:
-        """Records a call that was refused before anything was computed."""
-        self.metrics.refused(status)
-        self.drain.refused += self.drain.begun
-        logs.refused(caller, status, error)
+    @property
+    def counts(self) -> CallCounts:
+        return self.metrics
 
 
 def service_of(request: HttpRequest) -> Service:

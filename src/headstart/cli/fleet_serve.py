@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from typing import Annotated, cast
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import typer
 
-from headstart.cli.options import (
-    SERVED,
-    Alias,
-    AllowHost,
-    ApiKeyFile,
-    ApiKeys,
-    Cors,
-    Host,
-    Isolate,
-    KeepNoise,
-    LogFormatOption,
-    NoDiskOption,
-    PortOption,
-    takes_settings,
-)
+from headstart.cli.network import AccessOptions, HostOptions, OperationOptions
+from headstart.cli.options import SERVED, takes, takes_settings
 from headstart.config import Settings
 from headstart.errors import ConfigError
 
@@ -39,6 +26,15 @@ EPILOG = """
 `headstart fleet demo` — a store, two replicas, and a conversation that moves when its replica is killed
 """
 
+Replicas = Annotated[
+    str,
+    typer.Option(
+        envvar="HEADSTART_REPLICAS",
+        metavar="N|N..M",
+        rich_help_panel=FLEET,
+        help="Replicas. With a range, there are more when prompts wait for seconds, and fewer when none wait.",
+    ),
+]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -49,58 +45,55 @@ Address = Annotated[
         show_default="a new cluster on this machine, until the command is stopped",
     ),
 ]
+Direct = Annotated[
+    bool,
+    typer.Option(
+        "--direct",
+        envvar="HEADSTART_DIRECT",
+        rich_help_panel=FLEET,
+        help="Let HAProxy stream from the replicas' own ports: less delay, but these ports are open to the network.",
+    ),
+]
+Fronts = Annotated[
+    int, typer.Option(min=1, envvar="HEADSTART_FRONTS", rich_help_panel=FLEET, help="Processes that choose replicas.")
+]
+ReplicaCpus = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01,
+        envvar="HEADSTART_REPLICA_CPUS",
+        metavar="N",
+        rich_help_panel=FLEET,
+        help="Processors that Ray reserves for a replica.",
+        show_default="--threads on a cluster",
+    ),
+]
 
 
+@dataclass(frozen=True, slots=True)
+class FleetSizeOptions:
+    """How many processes a fleet has, and where."""
+
+    replicas: Replicas = "2"
+    address: Address = None
+    direct: Direct = False
+    fronts: Fronts = 1
+    replica_cpus: ReplicaCpus = None
+
+
+@takes("operation", OperationOptions)
 @takes_settings(*SERVED)
+@takes("access", AccessOptions)
+@takes("at", HostOptions)
+@takes("fleet", FleetSizeOptions)
 def serve(
     context: typer.Context,
-    replicas: Annotated[
-        str,
-        typer.Option(
-            envvar="HEADSTART_REPLICAS",
-            metavar="N|N..M",
-            rich_help_panel=FLEET,
-            help="Replicas. With a range, there are more when prompts wait for seconds, and fewer when none wait.",
-        ),
-    ] = "2",
-    address: Address = None,
-    direct: Annotated[
-        bool,
-        typer.Option(
-            "--direct",
-            envvar="HEADSTART_DIRECT",
-            rich_help_panel=FLEET,
-            help="Let HAProxy stream from the replicas' own ports: less delay, but these ports are open to the network.",
-        ),
-    ] = False,
-    fronts: Annotated[
-        int,
-        typer.Option(min=1, envvar="HEADSTART_FRONTS", rich_help_panel=FLEET, help="Processes that choose replicas."),
-    ] = 1,
-    replica_cpus: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01,
-            envvar="HEADSTART_REPLICA_CPUS",
-            metavar="N",
-            rich_help_panel=FLEET,
-            help="Processors that Ray reserves for a replica.",
-            show_default="--threads on a cluster",
-        ),
-    ] = None,
-    host: Host = None,
-    port: PortOption = None,
-    api_key: ApiKeys = None,
-    api_key_file: ApiKeyFile = None,
-    isolate: Isolate = None,
-    alias: Alias = None,
-    allow_host: AllowHost = None,
-    cors: Cors = None,
-    keep_noise: KeepNoise = None,
     *,
+    fleet: FleetSizeOptions,
+    at: HostOptions,
+    access: AccessOptions,
     settings: Settings,
-    no_disk: NoDiskOption = False,
-    log_format: LogFormatOption = "console",
+    operation: OperationOptions,
 ) -> None:
     """Serves a model with several replicas. Each request goes to the replica that has most of its prompt and least to do.
 
@@ -109,18 +102,17 @@ def serve(
     """
     from headstart.fleet.cluster import launch
     from headstart.fleet.cluster.setup import FleetSetup, Scale
-    from headstart.observe.logs import LogFormat, configure
+    from headstart.observe.logs import configure
 
-    if log_format not in ("console", "json"):
-        raise ConfigError(f"--log-format must be console or json, not {log_format!r}.")
-    scale = Scale.parse(replicas)
-    if port == 0:
+    log_format, address = operation.checked_format(), fleet.address
+    scale = Scale.parse(fleet.replicas)
+    if at.port == 0:
         raise ConfigError("A fleet needs a port of its own: give --port a number that is not 0.")
-    if address is not None and api_key:
+    if address is not None and access.api_key:
         raise ConfigError("With --address give --api-key-file: Ray would store keys of --api-key where its users read them.")
     launch.check()
     usual_disk = False
-    if no_disk:
+    if operation.no_disk:
         settings = replace(settings, cache_dir=None)
     elif address is not None:  # the folder for caches of this machine's user may not be that of the replicas'
         usual_disk = getattr(context.get_parameter_source("cache_dir"), "name", "") == "DEFAULT"
@@ -130,26 +122,26 @@ def serve(
     setup = FleetSetup(
         settings,
         scale,
-        fronts=fronts,
-        cpus=replica_cpus or (0.1 if address is None else float(settings.threads or 1)),
+        fronts=fleet.fronts,
+        cpus=fleet.replica_cpus or (0.1 if address is None else float(settings.threads or 1)),
         spread=address is not None,
         usual_disk=usual_disk,
-        api_keys=tuple(api_key or ()),
-        api_key_file=api_key_file,
-        isolate=isolate,
-        keep_noise=tuple(keep_noise or ()),
-        alias=tuple(alias or ()),
-        allow_host=(*([host] if host else ()), *(allow_host or ())),
-        cors=tuple(cors or ()),
-        log_format=cast("LogFormat", log_format),
+        api_keys=tuple(access.api_key or ()),
+        api_key_file=access.api_key_file,
+        isolate=access.isolate,
+        keep_noise=tuple(access.keep_noise or ()),
+        alias=tuple(access.alias or ()),
+        allow_host=(*([at.host] if at.host else ()), *(access.allow_host or ())),
+        cors=tuple(access.cors or ()),
+        log_format=log_format,
     )
     if address is not None:
         setup.check_paths()
     setup.check()  # raises before anything is started
     configure(setup.log_format)
-    typer.echo(f"starting {replicas} replicas of {settings.model}", err=True)
-    with launch.fleet(setup, host, port, address=address, direct=direct) as (at, number):
-        typer.echo(f"serving at http://{at}:{number}/v1; headstart fleet status --port {number}", err=True)
+    typer.echo(f"starting {fleet.replicas} replicas of {settings.model}", err=True)
+    with launch.fleet(setup, at.host, at.port, address=address, direct=fleet.direct) as (place, number):
+        typer.echo(f"serving at http://{place}:{number}/v1; headstart fleet status --port {number}", err=True)
         if address is None:
             launch.until_signal()
             typer.echo("stopping", err=True)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.main
@@ -25,33 +25,14 @@ from headstart.cli import pull as cli_pull
 from headstart.cli import replay as cli_replay
 from headstart.cli import stats as cli_stats
 from headstart.cli.completion import completing, take_line, words
-from headstart.cli.options import (
-    SERVED,
-    Alias,
-    AllowHost,
-    ApiKeyFile,
-    ApiKeys,
-    Cors,
-    Host,
-    Isolate,
-    KeepNoise,
-    LogFormatOption,
-    ModelOption,
-    NoDiskOption,
-    PortOption,
-    TlsCert,
-    TlsKey,
-    UnixSocketMode,
-    UnixSocketOption,
-    takes_settings,
-)
-from headstart.cli.several import SeveralOptions, several_models, takes_several
+from headstart.cli.network import AccessOptions, ListenOptions, OperationOptions, network_of
+from headstart.cli.options import SERVED, ModelOption, takes, takes_settings
+from headstart.cli.several import SeveralOptions, several_models
 from headstart.cli.top import command as cli_top
 from headstart.config import Settings
 from headstart.errors import ConfigError, HeadstartError
 
 if TYPE_CHECKING:
-    from headstart.observe.logs import LogFormat
     from headstart.serving.runtime import Runtime
 
 SERVE_EPILOG = """
@@ -118,27 +99,18 @@ def _common(
 
 
 @app.command(epilog=SERVE_EPILOG)
-@takes_several
+@takes("operation", OperationOptions)
+@takes("several", SeveralOptions)
 @takes_settings(*SERVED)
+@takes("access", AccessOptions)
+@takes("listen", ListenOptions)
 def serve(
-    host: Host = None,
-    port: PortOption = None,
-    unix_socket: UnixSocketOption = None,
-    unix_socket_mode: UnixSocketMode = cast(int, "600"),  # noqa: B008  (typer parses defaults too)
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    api_key: ApiKeys = None,
-    api_key_file: ApiKeyFile = None,
-    isolate: Isolate = None,
-    alias: Alias = None,
-    allow_host: AllowHost = None,
-    cors: Cors = None,
-    keep_noise: KeepNoise = None,
     *,
+    listen: ListenOptions,
+    access: AccessOptions,
     settings: Settings,
     several: SeveralOptions,
-    no_disk: NoDiskOption = False,
-    log_format: LogFormatOption = "console",
+    operation: OperationOptions,
 ) -> None:
     """Serves a model to clients of OpenAI's API (responses, chat completions, completions, models), Anthropic's (messages) and
     llama-server's. Also `/health` and `/metrics`; `/openapi.json` describes all routes.
@@ -146,13 +118,11 @@ def serve(
     Stop it with Ctrl-C or SIGTERM. Running replies get --drain-seconds to end; then they end with an error. A second signal
     stops it at once. Exit code: 0; 130 after a second signal; 2 if the set-up cannot work.
     """
-    if log_format not in ("console", "json"):
-        raise ConfigError(f"--log-format must be console or json, not {log_format!r}.")
-    if unix_socket is not None and (host is not None or port is not None):
-        raise ConfigError("--unix-socket replaces --host and --port: leave them out, and HEADSTART_HOST and HEADSTART_PORT.")
-    if no_disk:
+    network, log_format = network_of(listen, access, operation, _notices()), operation.checked_format()
+    if operation.no_disk:
         settings = replace(settings, cache_dir=None)
-    found = several_models(settings, several, alias or (), lambda text: cli_pull.named(text, _pull_log(log_format)))
+    alias = access.alias or ()
+    found = several_models(settings, several, alias, lambda text: cli_pull.named(text, _pull_log(log_format)))
     names: tuple[str, ...] = ()
     if found is None:
         settings, names = cli_pull.located(settings, _pull_log(log_format))
@@ -160,28 +130,10 @@ def serve(
     else:
         _check_others(settings)
     with _exit_on_signals():
-        from headstart.api.entrance import Network
-
-        network = Network(
-            host=host or "127.0.0.1",
-            port=8000 if port is None else port,
-            api_keys=tuple(api_key or ()),
-            unix_socket=unix_socket,
-            unix_socket_mode=unix_socket_mode,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            key_file=api_key_file,
-            isolate=isolate,
-            allow_host=tuple(allow_host or ()),
-            cors=tuple(cors or ()),
-            keep_noise=tuple(keep_noise or ()),
-            log_format=cast("LogFormat", log_format),
-            notices=_notices(),
-        )
         if found is None:
             from headstart.api.serve import serve as serve_one
 
-            serve_one(settings, network, alias=(*(alias or ()), *names), load=lambda s: _load(s, log_format))
+            serve_one(settings, network, alias=(*alias, *names), load=lambda s: _load(s, log_format))
         else:
             from headstart.models.serve import serve as serve_several
 

@@ -1,14 +1,15 @@
-"""Options that the commands share: those of settings, from the table in `config`, and the network options of `serve`."""
+"""Options that the commands share: how they are declared, and those of settings, from the table in `config`.
+
+A group of options is a frozen dataclass: each field is an option, annotated for Typer. `takes` gives a command such a group.
+"""
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import fields
-from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -103,6 +104,15 @@ def cli_option(name: str, annotation: Any, default: Any = None) -> inspect.Param
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
+def takes(name: str, group: type) -> Decorator:
+    """A decorator: the command gets the fields of a dataclass as options, in place of its parameter `name`, which receives one
+    value of that class.
+    """
+    hints = get_type_hints(group, include_extras=True)
+    options = [cli_option(one.name, hints[one.name], one.default) for one in fields(group)]
+    return replaced(name, options, lambda found: group(**found))
+
+
 def takes_settings(*names: str) -> Decorator:
     """A decorator: the command gets the options of these settings in place of its parameter `settings`, which receives their
     values as `Settings`. By default the disk tier is in this platform's cache folder.
@@ -121,161 +131,3 @@ def takes_settings(*names: str) -> Decorator:
 
 
 ModelOption = Annotated[str, setting("model")]
-Host = Annotated[
-    str | None,
-    typer.Option(
-        envvar="HEADSTART_HOST",
-        metavar="ADDRESS",
-        rich_help_panel=NETWORK,
-        help="Address to listen on; 0.0.0.0 for all.",
-        show_default="127.0.0.1",
-    ),
-]
-PortOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=65535,
-        envvar="HEADSTART_PORT",
-        metavar="N",
-        rich_help_panel=NETWORK,
-        help="Port; 0 for any free one.",
-        show_default="8000",
-    ),
-]
-UnixSocketOption = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="HEADSTART_UNIX_SOCKET",
-        metavar="PATH",
-        rich_help_panel=NETWORK,
-        help="Unix socket to listen on, instead of --host and --port (docs/service.md).",
-    ),
-]
-
-
-def mode(text: str | int) -> int:
-    """Parses a file's mode like 660 or 0660. Raises BadParameter if it is not one."""
-    if not re.fullmatch("0?[0-7]{3}", str(text)):
-        raise typer.BadParameter(f"'{text}' is not a file mode; write it like 600 or 660")
-    return int(str(text), 8)
-
-
-UnixSocketMode = Annotated[
-    int,
-    typer.Option(
-        parser=mode,
-        envvar="HEADSTART_UNIX_SOCKET_MODE",
-        metavar="MODE",
-        rich_help_panel=NETWORK,
-        help="Who may connect to it: 600 for the server's own user, 660 for its group too.",
-        show_default="600",
-    ),
-]
-TlsCert = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="HEADSTART_TLS_CERT",
-        metavar="FILE",
-        rich_help_panel=NETWORK,
-        help="Certificate in PEM, with the intermediate ones. The server then uses HTTPS only. It loads a renewed file while "
-        "it runs.",
-        show_default="none: plain HTTP",
-    ),
-]
-TlsKey = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="HEADSTART_TLS_KEY",
-        metavar="FILE",
-        rich_help_panel=NETWORK,
-        help="Private key of that certificate, in PEM and without a passphrase.",
-    ),
-]
-ApiKeys = Annotated[
-    list[str] | None,
-    typer.Option(
-        envvar="HEADSTART_API_KEY",
-        metavar="KEY",
-        rich_help_panel=NETWORK,
-        help="Key that requests must send; give the option again for more keys (in the environment: separated by spaces).",
-        show_default="none: open",
-    ),
-]
-NoDiskOption = Annotated[
-    bool, typer.Option("--no-disk", envvar="HEADSTART_NO_DISK", rich_help_panel=CACHE, help="Store nothing on disk.")
-]
-LogFormatOption = Annotated[
-    str,
-    typer.Option(
-        envvar="HEADSTART_LOG_FORMAT",
-        metavar="console|json",
-        autocompletion=completion.words(["console", "json"]),
-        rich_help_panel=OPERATION,
-        help="Lines for people, or JSON objects for collectors. They go to stderr.",
-    ),
-]
-ApiKeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="HEADSTART_API_KEY_FILE",
-        metavar="FILE",
-        rich_help_panel=NETWORK,
-        help="File of keys, one a line: `key` or `name = key`, `#` begins a comment. It is read again when it changes. With "
-        "isolation on, only the key named `operator` may read server-wide data: `/metrics`, `/slots`.",
-    ),
-]
-Isolate = Annotated[
-    str | None,
-    typer.Option(
-        envvar="HEADSTART_ISOLATE",
-        metavar="user|key|none",
-        autocompletion=completion.words(["user", "key", "none"]),
-        rich_help_panel=NETWORK,
-        help="`key` isolates each key. `user` also isolates each user that requests name (`safety_identifier`, `user`, "
-        "`metadata.user_id`). `none` isolates only each `cache_salt`.",
-        show_default="`key` with several keys or a key file, else `none`",
-    ),
-]
-Alias = Annotated[
-    list[str] | None,
-    typer.Option(
-        envvar="HEADSTART_ALIAS",
-        metavar="NAME",
-        rich_help_panel=NETWORK,
-        help="Name of the model for callers; the file's name works too. Give it again for more names; answers use the first. "
-        "Names ignore case.",
-        show_default="the file's name",
-    ),
-]
-Cors = Annotated[
-    list[str] | None,
-    typer.Option(
-        envvar="HEADSTART_CORS",
-        metavar="ORIGIN",
-        rich_help_panel=NETWORK,
-        help="Origin of web pages that may send requests, like `http://localhost:3000`; `*` for all. Give it again for more.",
-        show_default="none: pages of other origins are refused",
-    ),
-]
-AllowHost = Annotated[
-    list[str] | None,
-    typer.Option(
-        envvar="HEADSTART_ALLOW_HOST",
-        metavar="NAME",
-        rich_help_panel=NETWORK,
-        help="Name of this server in the Host header of requests, like `llm.example.com`, beside --host, `localhost` and IP "
-        "addresses; `*.example.com` for all names below one, `*` for any. Give it again for more.",
-        show_default="none: other names get 403",
-    ),
-]
-KeepNoise = Annotated[
-    list[str] | None,
-    typer.Option(
-        envvar="HEADSTART_KEEP_NOISE",
-        metavar="RULE",
-        rich_help_panel=CACHE,
-        help="Noise of clients to leave in prompts (docs/clients.md lists the rules); give the option again for more.",
-        show_default="none: all noise is removed",
-    ),
-]

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from headstart.cli.look import plain
-from headstart.cli.options import ApiKeyFile, Host, PortOption, TlsCert, UnixSocketOption, again, cli_option, replaced
+from headstart.cli.network import ApiKeyFile, Host, PortOption, TlsCert, UnixSocketOption
+from headstart.cli.options import again, cli_option, replaced
 from headstart.errors import ConfigError
 
 if TYPE_CHECKING:

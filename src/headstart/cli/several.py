@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headstart.cli.options import cli_option, reader, replaced
+from headstart.cli.options import reader
 from headstart.config import Settings
 from headstart.errors import ConfigError, ModelError
 from headstart.model_names import model_names
@@ -78,40 +78,18 @@ DefaultModel = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class SeveralOptions:
-    """The options above, as they were given.
+    """Which models there are, and how many are kept. `models`: the arguments behind the first one."""
 
-    Attributes:
-        models: the arguments behind the first one.
-    """
-
-    models: Sequence[str] = ()
-    models_dir: Path | None = None
-    keep_loaded: int | None = None
-    idle_unload: float | None = None
-    default_model: str | None = None
+    models: MoreModels = None
+    models_dir: ModelsDir = None
+    keep_loaded: KeepLoaded = None
+    idle_unload: IdleUnload = None
+    default_model: DefaultModel = None
 
     @property
     def given(self) -> bool:
         """Whether one of them needs several models."""
         return any((self.models, self.models_dir, self.keep_loaded, self.idle_unload, self.default_model))
-
-
-def _made(chosen: dict[str, Any]) -> SeveralOptions:
-    return SeveralOptions(**{**chosen, "models": tuple(chosen["models"] or ())})
-
-
-takes_several = replaced(
-    "several",
-    [
-        cli_option("models", MoreModels),
-        cli_option("models_dir", ModelsDir),
-        cli_option("keep_loaded", KeepLoaded),
-        cli_option("idle_unload", IdleUnload),
-        cli_option("default_model", DefaultModel),
-    ],
-    _made,
-)
-"""A decorator: the command gets these options in place of its parameter `several`."""
 
 
 def several_models(
@@ -154,7 +132,7 @@ def several_models(
 def _arguments(settings: Settings, options: SeveralOptions) -> list[str]:
     """The models on the command line. Where others are named, the default of a server of one model is not meant."""
     others = options.models or options.models_dir is not None
-    return [*([] if others and settings.model == Settings().model else [settings.model]), *options.models]
+    return [*([] if others and settings.model == Settings().model else [settings.model]), *(options.models or ())]
 
 
 def _named(name: str, model: LocalModel) -> NamedModel:

@@ -20,7 +20,7 @@ import uvicorn
 from headstart.api.app import create_app
 from headstart.api.garbage import Garbage
 from headstart.api.openai_responses.handover import Handover
-from headstart.api.server import OVERTIME, Server
+from headstart.api.server import OVERTIME, Server, uvicorn_config
 from headstart.api.service import Service
 from headstart.errors import HeadstartError
 from headstart.library.headstart import load
@@ -152,19 +152,7 @@ def serve(setup: ProcessSetup, front: socket.socket) -> None:
         before_close=before_close,
     )
     service: Service = app.state.service
-    config = uvicorn.Config(
-        app,
-        loop="auto",
-        http="httptools",
-        ws="none",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=1 << 30,  # the front closes what it does not need
-        forwarded_allow_ips="*",
-    )
-    config.load()
+    config = uvicorn_config(app, keep_alive=1 << 30, forwarded="*", dated=False)  # the front closes what it does not need
     server, ending = ChildServer(config, service, setup.settings.drain, front), ExitStack()
     handed: list[Handover] = []
     with ending:

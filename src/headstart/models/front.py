@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from headstart.api.drain import Drain
 from headstart.api.incoming import MAX_BODY, whole_body
+from headstart.api.served import CallCounts, RecordsCalls
 from headstart.api.served_models import ModelState, ServedModel, ServedModels
 from headstart.chat.tenancy import IsolationPolicy
 from headstart.errors import HeadstartError, Unavailable
@@ -19,11 +20,9 @@ from headstart.models.gauges import PoolMetrics
 from headstart.models.naming import ModelNames, NamedModel
 from headstart.models.pool import ModelPool
 from headstart.models.state import Phase
-from headstart.observe import logs
-from headstart.observe.logs import Caller, Figures
 
 
-class ModelsFront:
+class ModelsFront(RecordsCalls):
     """What a server of several models serves.
 
     Args:
@@ -90,15 +89,9 @@ class ModelsFront:
     def keep(self) -> None:
         """Each request brings the expiry of its key to the process of its model."""
 
-    def unfinished(self, caller: Caller, how: str, figures: Figures, error: BaseException | None = None) -> None:
-        self.metrics.unfinished("abort" if how == "shutdown" else how)
-        logs.unfinished(caller, how, figures, error)
-        self.drain.ended += self.drain.begun
-
-    def refused(self, caller: Caller, status: int, error: BaseException) -> None:
-        self.metrics.refused(status)
-        self.drain.refused += self.drain.begun
-        logs.refused(caller, status, error)
+    @property
+    def counts(self) -> CallCounts:
+        return self.metrics
 
 
 STATES: dict[Phase, ModelState] = {

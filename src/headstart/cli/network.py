@@ -1,0 +1,250 @@
+"""Network: the options of servers, be it one or a fleet: where they listen, who may enter, and how they run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from headstart.cli import completion
+from headstart.cli.options import CACHE, NETWORK, OPERATION
+from headstart.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headstart.api.entrance import Network
+
+Host = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HEADSTART_HOST",
+        metavar="ADDRESS",
+        rich_help_panel=NETWORK,
+        help="Address to listen on; 0.0.0.0 for all.",
+        show_default="127.0.0.1",
+    ),
+]
+PortOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        envvar="HEADSTART_PORT",
+        metavar="N",
+        rich_help_panel=NETWORK,
+        help="Port; 0 for any free one.",
+        show_default="8000",
+    ),
+]
+UnixSocketOption = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HEADSTART_UNIX_SOCKET",
+        metavar="PATH",
+        rich_help_panel=NETWORK,
+        help="Unix socket to listen on, instead of --host and --port (docs/service.md).",
+    ),
+]
+
+
+def mode(text: str | int) -> int:
+    """Parses a file's mode like 660 or 0660. Raises BadParameter if it is not one."""
+    if not re.fullmatch("0?[0-7]{3}", str(text)):
+        raise typer.BadParameter(f"'{text}' is not a file mode; write it like 600 or 660")
+    return int(str(text), 8)
+
+
+UnixSocketMode = Annotated[
+    int,
+    typer.Option(
+        parser=mode,
+        envvar="HEADSTART_UNIX_SOCKET_MODE",
+        metavar="MODE",
+        rich_help_panel=NETWORK,
+        help="Who may connect to it: 600 for the server's own user, 660 for its group too.",
+        show_default="600",
+    ),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HEADSTART_TLS_CERT",
+        metavar="FILE",
+        rich_help_panel=NETWORK,
+        help="Certificate in PEM, with the intermediate ones. The server then uses HTTPS only. It loads a renewed file while "
+        "it runs.",
+        show_default="none: plain HTTP",
+    ),
+]
+TlsKey = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HEADSTART_TLS_KEY",
+        metavar="FILE",
+        rich_help_panel=NETWORK,
+        help="Private key of that certificate, in PEM and without a passphrase.",
+    ),
+]
+ApiKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HEADSTART_API_KEY",
+        metavar="KEY",
+        rich_help_panel=NETWORK,
+        help="Key that requests must send; give the option again for more keys (in the environment: separated by spaces).",
+        show_default="none: open",
+    ),
+]
+NoDiskOption = Annotated[
+    bool, typer.Option("--no-disk", envvar="HEADSTART_NO_DISK", rich_help_panel=CACHE, help="Store nothing on disk.")
+]
+LogFormatOption = Annotated[
+    str,
+    typer.Option(
+        envvar="HEADSTART_LOG_FORMAT",
+        metavar="console|json",
+        autocompletion=completion.words(["console", "json"]),
+        rich_help_panel=OPERATION,
+        help="Lines for people, or JSON objects for collectors. They go to stderr.",
+    ),
+]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HEADSTART_API_KEY_FILE",
+        metavar="FILE",
+        rich_help_panel=NETWORK,
+        help="File of keys, one a line: `key` or `name = key`, `#` begins a comment. It is read again when it changes. With "
+        "isolation on, only the key named `operator` may read server-wide data: `/metrics`, `/slots`.",
+    ),
+]
+Isolate = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HEADSTART_ISOLATE",
+        metavar="user|key|none",
+        autocompletion=completion.words(["user", "key", "none"]),
+        rich_help_panel=NETWORK,
+        help="`key` isolates each key. `user` also isolates each user that requests name (`safety_identifier`, `user`, "
+        "`metadata.user_id`). `none` isolates only each `cache_salt`.",
+        show_default="`key` with several keys or a key file, else `none`",
+    ),
+]
+Alias = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HEADSTART_ALIAS",
+        metavar="NAME",
+        rich_help_panel=NETWORK,
+        help="Name of the model for callers; the file's name works too. Give it again for more names; answers use the first. "
+        "Names ignore case.",
+        show_default="the file's name",
+    ),
+]
+Cors = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HEADSTART_CORS",
+        metavar="ORIGIN",
+        rich_help_panel=NETWORK,
+        help="Origin of web pages that may send requests, like `http://localhost:3000`; `*` for all. Give it again for more.",
+        show_default="none: pages of other origins are refused",
+    ),
+]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HEADSTART_ALLOW_HOST",
+        metavar="NAME",
+        rich_help_panel=NETWORK,
+        help="Name of this server in the Host header of requests, like `llm.example.com`, beside --host, `localhost` and IP "
+        "addresses; `*.example.com` for all names below one, `*` for any. Give it again for more.",
+        show_default="none: other names get 403",
+    ),
+]
+KeepNoise = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HEADSTART_KEEP_NOISE",
+        metavar="RULE",
+        rich_help_panel=CACHE,
+        help="Noise of clients to leave in prompts (docs/clients.md lists the rules); give the option again for more.",
+        show_default="none: all noise is removed",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class HostOptions:
+    """Where a server listens. None for the default."""
+
+    host: Host = None
+    port: PortOption = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListenOptions(HostOptions):
+    """Where a server of one machine listens."""
+
+    unix_socket: UnixSocketOption = None
+    unix_socket_mode: UnixSocketMode = cast(int, "600")  # noqa: RUF009  (Typer parses defaults too)
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+
+
+@dataclass(frozen=True, slots=True)
+class AccessOptions:
+    """Who may enter, and how callers are told apart."""
+
+    api_key: ApiKeys = None
+    api_key_file: ApiKeyFile = None
+    isolate: Isolate = None
+    alias: Alias = None
+    allow_host: AllowHost = None
+    cors: Cors = None
+    keep_noise: KeepNoise = None
+
+
+@dataclass(frozen=True, slots=True)
+class OperationOptions:
+    """How a server runs."""
+
+    no_disk: NoDiskOption = False
+    log_format: LogFormatOption = "console"
+
+    def checked_format(self) -> Literal["console", "json"]:
+        """The format of the log. Raises ConfigError for an unknown one."""
+        if self.log_format not in ("console", "json"):
+            raise ConfigError(f"--log-format must be console or json, not {self.log_format!r}.")
+        return cast("Literal['console', 'json']", self.log_format)
+
+
+def network_of(listen: ListenOptions, access: AccessOptions, operation: OperationOptions, notices: Sequence[str]) -> Network:
+    """How a server of one machine is reached. `notices`: warnings for its log.
+
+    Raises:
+        ConfigError: the options do not fit together.
+    """
+    from headstart.api.entrance import Network
+
+    if listen.unix_socket is not None and (listen.host is not None or listen.port is not None):
+        raise ConfigError("--unix-socket replaces --host and --port: leave them out, and HEADSTART_HOST and HEADSTART_PORT.")
+    return Network(
+        host=listen.host or "127.0.0.1",
+        port=8000 if listen.port is None else listen.port,
+        api_keys=tuple(access.api_key or ()),
+        unix_socket=listen.unix_socket,
+        unix_socket_mode=listen.unix_socket_mode,
+        tls_cert=listen.tls_cert,
+        tls_key=listen.tls_key,
+        key_file=access.api_key_file,
+        isolate=access.isolate,
+        allow_host=tuple(access.allow_host or ()),
+        cors=tuple(access.cors or ()),
+        keep_noise=tuple(access.keep_noise or ()),
+        log_format=operation.checked_format(),
+        notices=notices,
+    )
