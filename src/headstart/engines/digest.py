@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from blake3 import blake3
@@ -39,6 +39,18 @@ def digest(path: Path, memo: Path | None = None, progress: Callable[[int], None]
         progress(look[0])
     _known[name] = found
     return found[1]
+
+
+def digests(paths: Sequence[Path], memo: Path | None, progress: Callable[[float], None]) -> list[bytes]:
+    """The digests of several files. `progress` receives the share that was read, from 0 to 1."""
+    total, done = sum(path.stat().st_size for path in paths) or 1, 0
+
+    def read(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(min(1.0, done / total))
+
+    return [digest(path, memo, read) for path in paths]
 
 
 def _look(path: Path) -> list[int]:

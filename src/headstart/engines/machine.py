@@ -29,9 +29,11 @@ def cores() -> int:
     return min(allowed, psutil.cpu_count(logical=False) or allowed)
 
 
-def memory() -> int:
-    """Bytes that can be used without swapping."""
+def memory(allowed: int | None = None) -> int:
+    """Bytes that can be used without swapping; no more than `allowed`, if that is given."""
     free = int(psutil.virtual_memory().available)
+    if allowed is not None:
+        free = min(free, allowed)
     for controller, limit, usage, files in _MEMORY:
         for group in _groups(controller):
             most, used = _read(group / limit), _read(group / usage)

@@ -9,7 +9,6 @@ whose state has an unknown layout is served too, but its KV and state are never 
 from __future__ import annotations
 
 import ctypes
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,7 +20,7 @@ import numpy.typing as npt
 
 from headstart.engines import machine, model_file
 from headstart.engines.constraint import Grammars
-from headstart.engines.digest import digest
+from headstart.engines.digest import digest, digests
 from headstart.engines.llama import first_load, kv_transfer
 from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama import load as llama_load
@@ -115,17 +114,9 @@ class LlamaEngine(Engine):
         ready(options.llama_lib)
         if options.lora is not None:
             model_file.check(options.lora, "adapter")
-        total, done = sum(file.stat().st_size for file in files), 0
-
-        def read(count: int) -> None:
-            nonlocal done
-            done += count
-            report(_READ * (done / total))
-
-        available = min(machine.memory(), options.memory or sys.maxsize)
+        available = machine.memory(options.memory)
         state_dir = options.state_dir
-        digests = [digest(file, state_dir, read) for file in files]
-        weights = digests[0] if len(digests) == 1 else b"".join(digests)
+        weights = b"".join(digests(files, state_dir, lambda part: report(_READ * part)))
         adapter = digest(options.lora, state_dir) if options.lora is not None else None
         placed = place(path, files, options)
         model = llama_load.open_model(path, placed.layers, lambda part: report(_READ + (_LOADED - _READ) * part))

@@ -1,16 +1,16 @@
 """The MLX engine: mlx-lm's models with caches of headstart's.
 
-A slot is a list of mlx-lm caches, one a layer. Slots are computed one by one, so neighbours never change the bits of a slot. KV
-goes in and out through numpy: no buffer for transfers is needed, and one block costs one block.
+A slot is a list of mlx-lm caches, one a layer. Prefill computes one slot, so neighbours never change its bits. Several slots
+are decoded in one call, without padding. KV goes in and out through numpy: no buffer for transfers is needed, and one block
+costs one block.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,9 +20,12 @@ import numpy.typing as npt
 
 from headstart.engines import machine, model_folder
 from headstart.engines.constraint import Grammars
+from headstart.engines.digest import digests
 from headstart.engines.hf_tokenizer import HFTokenizer
+from headstart.engines.mlx import batch
 from headstart.engines.mlx import load as mlx_load
-from headstart.engines.mlx.layers import Form, UnknownCache, contents, leaves
+from headstart.engines.mlx.head import only_last
+from headstart.engines.mlx.layers import Form, UnknownCache, compact, contents, emptied, reserve, set_length
 from headstart.engines.numpy_sampler import NumpySampler
 from headstart.engines.options import EngineOptions
 from headstart.engines.proof import most_tokens, ordinary_tokens
@@ -52,11 +55,52 @@ _PROBE = 3  # tokens that show how the caches are laid out
 
 @dataclass(slots=True)
 class _Sequence:
-    """A live sequence: the caches of all layers, and how many tokens they hold."""
+    """A live sequence.
+
+    Attributes:
+        caches: of all layers.
+        length: tokens that they hold.
+        logits: of the last token, if the last call computed them.
+    """
 
     caches: list[Any]
     length: int = 0
-    logits: Logits | None = field(default=None)
+    logits: Logits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Probed:
+    """What a model does with its caches.
+
+    Attributes:
+        form: how they are laid out; None if that is not known.
+        unmovable: why it is not.
+        alone: why slots cannot be decoded in batches; "" if they can.
+    """
+
+    form: Form | None
+    unmovable: str
+    alone: str
+
+    @classmethod
+    def of(cls, model: Any, folder: Path) -> _Probed:
+        """Raises ModelError if mlx cannot compute."""
+
+        def fresh() -> list[Any]:
+            return mlx_load.empty_caches(model)
+
+        try:
+            only_last(model, fresh)
+            caches = fresh()
+            model(mx.array([[0] * _PROBE]), cache=caches)
+            mx.eval(contents(caches))
+            form, unmovable = Form.of(caches), ""
+        except UnknownCache as error:
+            form, unmovable = None, str(error)
+        except Exception as error:  # mlx raises many kinds
+            raise ModelError(f"mlx cannot compute with '{folder}' ({error}); choose another model.") from error
+        batch.open_attention()
+        return cls(form, unmovable, batch.trial(model, fresh))
 
 
 class MlxEngine(Engine):
@@ -67,11 +111,12 @@ class MlxEngine(Engine):
     block_sizes = BlockSizes(spanned=(64, 128, 256), single=(128, 256, 512))
     close_at_exit = True  # mlx keeps compiled functions by thread, and frees them with Python's lock while the thread ends
 
-    def __init__(
-        self, model: Any, tokenizer: HFTokenizer, *, ctx: int, slots: int, form: Form | None, unmovable: str = ""
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: HFTokenizer, probed: _Probed, *, ctx: int, slots: int) -> None:
+        form = probed.form
         self._model = model
         self._form = form
+        self._together = not probed.alone
+        self._stacks = batch.Stacks()
         self.tokenizer = tokenizer
         self._grammars = Grammars(tokenizer)
         self._slots = [_Sequence(mlx_load.empty_caches(model)) for _ in range(slots)]
@@ -84,8 +129,14 @@ class MlxEngine(Engine):
             transfer_bytes=0,
             state_bytes=form.state_bytes(ctx) if form else 0,
         )
-        notes = () if form else (f"nothing can be moved, so only live slots are reused: {unmovable}",)
-        self.traits = Traits(BLOCK_SIZE, canonical=form is not None, sliceable=sliceable, movable=form is not None, notes=notes)
+        self._notes: tuple[str, ...] = ()
+        if probed.alone and slots > 1:
+            self._notes += (f"replies are decoded one by one, not in batches: {probed.alone}",)
+        if form is None:
+            self._notes += (f"nothing can be moved, so only live slots are reused: {probed.unmovable}",)
+        self.traits = Traits(
+            BLOCK_SIZE, canonical=form is not None, sliceable=sliceable, movable=form is not None, notes=self._notes
+        )
         self.facts = Facts("")
         self.fingerprint = b""
         self._opened: BinaryIO | None = None  # a file of the model, so that others see who uses it: mlx closes them
@@ -112,52 +163,41 @@ class MlxEngine(Engine):
         """
         report = progress or (lambda _: None)
         folder = Path(options.model).expanduser()
-        available = mlx_load.device_memory(min(machine.memory(), options.memory or sys.maxsize))
-        files, done = model_folder.weights(folder), 0
-        total = sum(file.stat().st_size for file in files) or 1
-
-        def read(count: int) -> None:
-            nonlocal done
-            done += count
-            report(_READ * min(1.0, done / total))
-
-        digests = mlx_load.digests(folder, options.state_dir, read)
+        available = mlx_load.device_memory(machine.memory(options.memory))
+        files = model_folder.weights(folder)
+        config = mlx_load.check(folder, files, available)
+        weights = digests(files, options.state_dir, lambda part: report(_READ * part))
         tokenizer = HFTokenizer(folder)
-        model, config = mlx_load.open_model(folder)
+        model = mlx_load.open_model(folder)
         report(_LOADED)
-        try:
-            form, unmovable = _probe(model), ""
-        except UnknownCache as error:
-            form, unmovable = None, str(error)
-        except Exception as error:  # mlx raises many kinds
-            raise ModelError(f"mlx cannot compute with '{folder}' ({error}); choose another model.") from error
+        probed = _Probed.of(model, folder)
+        host = mlx_load.host_memory(available, mlx_load.weight_bytes(model), probed.form)
         trained = model_folder.trained_ctx(config)
-        kv, state = (form.kv_bytes_per_token, form.state_bytes(1 << 62)) if form else (0, 0)
-        host = mlx_load.host_memory(available, mlx_load.weight_bytes(model), kv, state)
         chosen = fit(host, trained=trained, ctx=options.ctx, slots=options.slots, reserve=options.reserve)
-        engine = cls(model, tokenizer, ctx=chosen.ctx, slots=chosen.slots, form=form, unmovable=unmovable)
+        engine = cls(model, tokenizer, probed, ctx=chosen.ctx, slots=chosen.slots)
         engine.host = host
         engine._opened = files[0].open("rb")
-        identity = mlx_load.identity(config, digests, options.state_dir)
+        identity = mlx_load.identity(config, weights, options.state_dir)
         began = time.perf_counter()
         if block_size is not None:
             engine.traits = Traits(
                 block_size,
                 sliceable=engine.traits.sliceable,
                 movable=engine.traits.movable,
-                notes=(f"the block size of {block_size} was given, not proved",),
+                notes=(*engine.traits.notes, f"the block size of {block_size} was given, not proved"),
             )
         elif engine.traits.movable:
             most = most_tokens(engine.shape.batch)
             sizes = {"ctx": min(chosen.ctx, most), "slots": min(chosen.slots, 2), "sources": mlx_load.SOURCES}
             proven = Proven(options.state_dir, mlx_load.digest_of({**identity, **sizes}), anew)
             try:
-                engine.traits = proven.traits(
+                traits = proven.traits(
                     engine,
                     ordinary_tokens(tokenizer, most),
-                    window=form.window if form else 0,
+                    window=probed.form.window if probed.form else 0,
                     progress=lambda part: report(_LOADED + (1 - _LOADED) * part),
                 )
+                engine.traits = replace(traits, notes=(*traits.notes, *engine._notes))
             except EngineError as error:
                 raise ModelError(f"mlx cannot compute with '{folder}' ({error}); choose another model.") from error
         seconds = time.perf_counter() - began
@@ -190,8 +230,11 @@ class MlxEngine(Engine):
         if not 0 < count <= self.shape.batch or held.length + count > self.shape.ctx:
             raise EngineError(f"{count} tokens do not fit behind {held.length} of {self.shape.ctx}")
         with self._computing(held):
+            self._reserve(held, count)
             out = self._model(mx.array(np.asarray(tokens, np.int32))[None], cache=held.caches)
             last = out[0, -1].astype(mx.float32)
+            if self._form is not None:
+                compact(held.caches)
             mx.eval(*contents(held.caches), *([last] if logits else []))
             held.length += count
             held.logits = self._scores(last) if logits else None
@@ -203,17 +246,33 @@ class MlxEngine(Engine):
         for step in steps:
             if self._slots[step.slot].length >= self.shape.ctx:
                 raise EngineError(f"slot {step.slot} is full: {self.shape.ctx} tokens")
-        with self._computing(*(self._slots[step.slot] for step in steps)):
-            rows = []
-            for step in steps:
-                held = self._slots[step.slot]
-                out = self._model(mx.array([[step.token]], dtype=mx.int32), cache=held.caches)
-                rows.append(out[0, -1].astype(mx.float32))
-            mx.eval(*rows, *(array for step in steps for array in contents(self._slots[step.slot].caches)))
-            for step, row in zip(steps, rows, strict=True):
-                held = self._slots[step.slot]
+        slots = [self._slots[step.slot] for step in steps]
+        with self._computing(*slots):
+            for held in slots:
+                self._reserve(held, 1)
+            if len(steps) > 1 and self._together and all(held.length for held in slots):
+                rows = self._decode_together(slots, [step.token for step in steps])
+            else:
+                rows = [self._decode_alone(held, step.token) for held, step in zip(slots, steps, strict=True)]
+            for held, row in zip(slots, rows, strict=True):
                 held.length += 1
                 held.logits = self._scores(row)
+
+    def _decode_alone(self, held: _Sequence, token: int) -> Any:
+        row = self._model(mx.array([[token]], dtype=mx.int32), cache=held.caches)[0, -1].astype(mx.float32)
+        mx.eval(row, *contents(held.caches))
+        return row
+
+    def _decode_together(self, slots: Sequence[_Sequence], tokens: Sequence[int]) -> Any:
+        caches, lengths = [held.caches for held in slots], [held.length for held in slots]
+        rows, states = batch.decode(self._model, caches, lengths, tokens, self._stacks)
+        rows = rows.astype(mx.float32)
+        mx.eval(rows, *states)  # and with the logits all KV
+        return np.array(rows)
+
+    def _reserve(self, held: _Sequence, count: int) -> None:
+        if self._form is not None:
+            reserve(held.caches, held.length + count, self.shape.ctx, self._form)
 
     @contextmanager
     def _computing(self, *slots: _Sequence) -> Iterator[None]:
@@ -269,8 +328,7 @@ class MlxEngine(Engine):
         if not 0 < length < held.length or not self.traits.sliceable:
             raise EngineError(f"slot {slot} cannot be cut from {held.length} to {length} tokens")
         held.logits = None
-        for leaf in leaves(held.caches):
-            leaf.offset = length
+        set_length(held.caches, length)
         held.length = length
 
     def export_kv(self, slot: int, spans: Sequence[Span]) -> None:
@@ -313,7 +371,7 @@ class MlxEngine(Engine):
         elif not tokens:
             return
         with self._computing(held):
-            form.import_kv(held.caches, segments)
+            form.import_kv(held.caches, segments, self.shape.ctx)
             if state is not None:
                 form.import_state(held.caches, tokens, state)
             mx.eval(*contents(held.caches))
@@ -329,9 +387,7 @@ class MlxEngine(Engine):
             self._empty(held)
             raise
         with self._computing(held):
-            for leaf in leaves(held.caches):
-                if hasattr(leaf, "offset"):
-                    leaf.offset = length
+            set_length(held.caches, length)
             form.import_state(held.caches, length, state)
             mx.eval(*contents(held.caches))
         held.length, held.logits = length, None
@@ -344,13 +400,15 @@ class MlxEngine(Engine):
         return held.length
 
     def close(self) -> None:
-        self._slots, self._model = [], None
+        self._slots, self._model, self._stacks = [], None, batch.Stacks()
         if self._opened is not None:
             self._opened.close()
         mx.clear_cache()
 
     def _empty(self, held: _Sequence) -> None:
-        held.caches, held.length, held.logits = mlx_load.empty_caches(self._model), 0, None
+        fresh = mlx_load.empty_caches(self._model)
+        held.caches = fresh if self._form is None else emptied(held.caches, fresh)
+        held.length, held.logits = 0, None
 
     def _movable(self) -> Form:
         if self._form is None or not self.traits.movable:
@@ -362,13 +420,3 @@ class MlxEngine(Engine):
             raise EngineError("this model has no checkpoints")
         return self._movable()
 
-
-
-def _probe(model: Any) -> Form:
-    """How the model's caches are laid out. Raises UnknownCache."""
-    caches = mlx_load.empty_caches(model)
-    for _ in leaves(caches):
-        pass
-    model(mx.array([[0] * _PROBE]), cache=caches)
-    mx.eval(*contents(caches))
-    return Form.of(caches)

@@ -4,6 +4,9 @@ A layer's cache is *KV*, which has bytes for each token and can be cut anywhere,
 values of a sliding window (a ring), or arrays of a recurrent or convolution layer. One layer may have several (`CacheList`).
 
 KV of n tokens is laid out by plane (the keys and the values of each layer), then by head, token and dimension.
+
+Bytes go in and out through numpy's views of mlx's own memory. A view must be gone before the model computes again: mlx would
+copy the array otherwise, instead of writing into it.
 """
 
 from __future__ import annotations
@@ -20,9 +23,18 @@ from headstart.errors import EngineError
 from headstart.interfaces.engine import KVSegment
 from headstart.interfaces.tokens import Bytes
 
+STEP = 256
+"""Room for KV grows to multiples of this many tokens."""
+_HEAD = 8  # bytes of a state: the length, as int64
+
 
 class UnknownCache(Exception):
     """A kind of cache that cannot be moved."""
+
+
+def view(array: Any) -> Bytes:
+    """The bytes of a computed, contiguous array, whose last axis becomes longer. Writing changes the array."""
+    return np.array(array.view(mx.uint8), copy=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +60,25 @@ class Plane:
     def bytes_per_token(self) -> int:
         return self.heads * self.width
 
-    def copy(self, array: Any, start: int, stop: int, out: Bytes) -> None:
-        """Copies the tokens [start, stop) to `out`."""
-        count = stop - start
-        found = as_bytes(array)[0, :, start:stop]
-        out[: count * self.bytes_per_token].reshape(self.heads, count, self.width)[...] = found
+    def empty(self, tokens: int) -> Any:
+        """An array for so many tokens. Nothing is computed yet."""
+        return mx.zeros((1, self.heads, tokens, self.width // self.dtype.size), self.dtype)
 
-    def made(self, parts: Sequence[tuple[Bytes, int, int]]) -> Any:
-        """An array of the first `take` of `tokens` tokens of each part, one after the other: (data, tokens, take)."""
-        out = np.empty((1, self.heads, sum(take for _, _, take in parts), self.width), np.uint8)
-        at = 0
+    def take(self, array: Any, parts: Sequence[tuple[int, int]], out: Bytes) -> int:
+        """Copies the tokens [start, stop) of each part to `out`, one part after the other; returns the number of bytes."""
+        count = sum(stop - start for start, stop in parts)
+        rows, found, at = out[: count * self.bytes_per_token].reshape(self.heads, count, self.width), view(array), 0
+        for start, stop in parts:
+            rows[:, at : at + stop - start] = found[0, :, start:stop]
+            at += stop - start
+        return count * self.bytes_per_token
+
+    def put(self, array: Any, parts: Sequence[tuple[Bytes, int, int]]) -> None:
+        """Writes the first `take` of `tokens` tokens of each part to the front of an array: (data, tokens, take)."""
+        rows, at = view(array), 0
         for data, tokens, take in parts:
-            rows = data[: tokens * self.bytes_per_token].reshape(self.heads, tokens, self.width)
-            out[0, :, at : at + take] = rows[:, :take]
+            rows[0, :, at : at + take] = data[: tokens * self.bytes_per_token].reshape(self.heads, tokens, self.width)[:, :take]
             at += take
-        return mx.array(out).view(self.dtype)
-
-
-def as_bytes(array: Any) -> Bytes:
-    """The bytes of an array, whose last axis becomes longer. A view where mlx allows it."""
-    found: Any = mx.contiguous(array).view(mx.uint8)
-    mx.eval(found)
-    return np.asarray(found)
 
 
 def leaves(caches: Sequence[Any]) -> Iterator[Any]:
@@ -84,30 +93,95 @@ def leaves(caches: Sequence[Any]) -> Iterator[Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class Ring:
+    """The last keys and values of one sliding-window layer.
+
+    Attributes:
+        planes: of the keys, and of the values.
+        window: most tokens that it keeps.
+    """
+
+    planes: tuple[Plane, Plane]
+    window: int
+
+    @classmethod
+    def of(cls, cache: Any) -> Ring:
+        """Raises UnknownCache if this version of mlx-lm describes its rings in another way."""
+        keys, values = cls.arrays(cache)
+        return cls((Plane.of(keys), Plane.of(values)), cache.max_size)
+
+    @staticmethod
+    def arrays(cache: Any) -> tuple[Any, Any]:
+        keys, values, _ = Ring.described(cache)
+        return keys, values
+
+    @staticmethod
+    def described(cache: Any) -> tuple[Any, Any, int]:
+        """Keys, values, and the place behind the latest token. Raises UnknownCache."""
+        match cache.state:
+            case (keys, values, cache.offset, 0, cache.max_size, int(place)) if 0 < place <= keys.shape[2] == values.shape[2]:
+                return keys, values, place
+        raise UnknownCache("this version of mlx-lm keeps sliding windows in another way")
+
+    @property
+    def bytes_per_token(self) -> int:
+        return sum(plane.bytes_per_token for plane in self.planes)
+
+    def take(self, cache: Any, out: Bytes) -> int:
+        """Copies what the window sees to `out`, in the order of the tokens; returns the number of bytes."""
+        keys, values, place = self.described(cache)
+        size, length = keys.shape[2], cache.offset
+        # Behind `place` are the earliest tokens if the ring is full, and nothing if it is not.
+        runs = [(place, size), (0, place)] if place < length else [(0, place)]
+        surplus = sum(stop - start for start, stop in runs) - min(self.window, length)
+        if surplus < 0:
+            raise EngineError(f"a sliding window lacks {-surplus} of the tokens that it sees")
+        parts = []
+        for start, stop in runs:
+            skipped = min(surplus, stop - start)
+            surplus -= skipped
+            parts.append((start + skipped, stop))
+        at = 0
+        for plane, array in zip(self.planes, (keys, values), strict=True):
+            at += plane.take(array, parts, out[at:])
+        return at
+
+    def put(self, cache: Any, length: int, data: Bytes) -> int:
+        """Fills the cache from `data`; returns the number of bytes. The ring must have all that the window sees."""
+        count, at, arrays = min(self.window, length), 0, [plane.empty(min(self.window, length)) for plane in self.planes]
+        mx.eval(arrays)
+        for plane, array in zip(self.planes, arrays, strict=True):
+            plane.put(array, [(data[at:], count, count)])
+            at += count * plane.bytes_per_token
+        cache.state = (*arrays, length, 0, self.window, count)
+        return at
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """How KV and state of a model are laid out, learnt from caches that hold some tokens.
 
     Attributes:
         planes: of the KV layers, keys and values in turn.
-        rings: (plane of the keys, plane of the values, tokens of the window) of each sliding-window layer.
+        rings: of the sliding-window layers.
         arrays: (shape, dtype) of each array of other layers.
     """
 
     planes: tuple[Plane, ...]
-    rings: tuple[tuple[Plane, Plane, int], ...]
+    rings: tuple[Ring, ...]
     arrays: tuple[tuple[tuple[int, ...], Any], ...]
 
     @classmethod
     def of(cls, caches: Sequence[Any]) -> Form:
         """Raises UnknownCache."""
         planes: list[Plane] = []
-        rings: list[tuple[Plane, Plane, int]] = []
+        rings: list[Ring] = []
         arrays: list[tuple[tuple[int, ...], Any]] = []
         for leaf in leaves(caches):
             if isinstance(leaf, KVCache):
                 planes += [Plane.of(leaf.keys), Plane.of(leaf.values)]
             elif isinstance(leaf, RotatingKVCache):
-                rings.append((Plane.of(leaf.keys), Plane.of(leaf.values), leaf.max_size))
+                rings.append(Ring.of(leaf))
             elif any(array is None for array in leaf.cache):
                 raise UnknownCache("one of its layers keeps a state that is not always there")
             else:
@@ -121,7 +195,7 @@ class Form:
     @property
     def window(self) -> int:
         """Tokens that the longest sliding window sees; 0 without one."""
-        return max((most for _, _, most in self.rings), default=0)
+        return max((ring.window for ring in self.rings), default=0)
 
     @property
     def stateful(self) -> bool:
@@ -129,34 +203,34 @@ class Form:
 
     def state_bytes(self, tokens: int) -> int:
         """Of a checkpoint after so many tokens."""
-        rings = sum((k.bytes_per_token + v.bytes_per_token) * min(most, tokens) for k, v, most in self.rings)
-        arrays = sum(int(np.prod(shape)) * dtype.size for shape, dtype in self.arrays)
-        return _HEAD + rings + arrays if self.stateful else 0
+        rings = sum(ring.bytes_per_token * min(ring.window, tokens) for ring in self.rings)
+        return _HEAD + rings + self._array_bytes if self.stateful else 0
+
+    def live_bytes(self, call: int) -> int:
+        """Most bytes of the states of one slot. A call of `call` tokens makes rings so much longer, until the next decoding."""
+        return sum(ring.bytes_per_token * (ring.window + call) for ring in self.rings) + self._array_bytes
+
+    @property
+    def _array_bytes(self) -> int:
+        return sum(int(np.prod(shape)) * dtype.size for shape, dtype in self.arrays)
 
     # ── KV ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def export_kv(self, caches: Sequence[Any], start: int, stop: int, out: Bytes) -> None:
-        at, planes = 0, iter(self.planes)
-        for leaf in leaves(caches):
-            if isinstance(leaf, KVCache):
-                for array in (leaf.keys, leaf.values):
-                    plane = next(planes)
-                    plane.copy(array, start, stop, out[at:])
-                    at += (stop - start) * plane.bytes_per_token
+        at = 0
+        for plane, array in zip(self.planes, _kv_arrays(caches), strict=True):
+            at += plane.take(array, [(start, stop)], out[at:])
 
-    def import_kv(self, caches: Sequence[Any], segments: Sequence[KVSegment]) -> None:
-        """Puts KV into empty caches."""
-        at, planes = [0] * len(segments), iter(self.planes)
+    def import_kv(self, caches: Sequence[Any], segments: Sequence[KVSegment], most: int) -> None:
+        """Replaces the KV. `most`: tokens that a slot may ever hold."""
         length = sum(segment.take for segment in segments)
-        for leaf in leaves(caches):
-            if not isinstance(leaf, KVCache):
-                continue
-            made = []
-            for plane in (next(planes), next(planes)):
-                parts = [(segment.data[at[n] :], segment.tokens, segment.take) for n, segment in enumerate(segments)]
-                made.append(plane.made(parts))
-                at = [begin + segment.tokens * plane.bytes_per_token for begin, segment in zip(at, segments, strict=True)]
-            leaf.keys, leaf.values, leaf.offset = *made, length
+        set_length(caches, 0)
+        reserve(caches, length, most, self)
+        at = [0] * len(segments)
+        for plane, array in zip(self.planes, _kv_arrays(caches), strict=True):
+            plane.put(array, [(one.data[begin:], one.tokens, one.take) for begin, one in zip(at, segments, strict=True)])
+            at = [begin + one.tokens * plane.bytes_per_token for begin, one in zip(at, segments, strict=True)]
+        set_length(caches, length)
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -166,14 +240,10 @@ class Form:
         at, rings = _HEAD, iter(self.rings)
         for leaf in leaves(caches):
             if isinstance(leaf, RotatingKVCache):
-                keys, values, most = next(rings)
-                for plane, array in ((keys, leaf.keys), (values, leaf.values)):
-                    ordered, count = leaf._temporal_order(array), min(most, length)
-                    plane.copy(ordered, ordered.shape[2] - count, ordered.shape[2], out[at:])
-                    at += count * plane.bytes_per_token
+                at += next(rings).take(leaf, out[at:])
             elif isinstance(leaf, ArraysCache):
                 for array in leaf.cache:
-                    data = as_bytes(array).reshape(-1)
+                    data = view(mx.contiguous(array)).reshape(-1)
                     out[at : at + len(data)] = data
                     at += len(data)
         return at
@@ -188,12 +258,7 @@ class Form:
         at, rings, arrays = _HEAD, iter(self.rings), iter(self.arrays)
         for leaf in leaves(caches):
             if isinstance(leaf, RotatingKVCache):
-                keys, values, most = next(rings)
-                count, made = min(most, length), []
-                for plane in (keys, values):
-                    made.append(plane.made([(state[at:], count, count)]))
-                    at += count * plane.bytes_per_token
-                leaf.keys, leaf.values, leaf.offset, leaf._idx = *made, length, count
+                at += next(rings).put(leaf, length, state[at:])
             elif isinstance(leaf, ArraysCache):
                 for number in range(len(leaf.cache)):
                     shape, dtype = next(arrays)
@@ -202,7 +267,52 @@ class Form:
                     at += size
 
 
-_HEAD = 8  # bytes: the length, as int64
+def _kv_leaves(caches: Sequence[Any]) -> Iterator[Any]:
+    return (leaf for leaf in leaves(caches) if isinstance(leaf, KVCache))
+
+
+def _kv_arrays(caches: Sequence[Any]) -> Iterator[Any]:
+    for leaf in _kv_leaves(caches):
+        yield from (leaf.keys, leaf.values)
+
+
+def set_length(caches: Sequence[Any], length: int) -> None:
+    """Lets the KV layers hold their first `length` tokens. Room for more stays."""
+    for leaf in _kv_leaves(caches):
+        leaf.offset = length
+
+
+def reserve(caches: Sequence[Any], tokens: int, most: int, form: Form) -> None:
+    """Makes room for `tokens` tokens of KV, of at most `most`. Room doubles, so that a long prompt is not copied often."""
+    planes = iter(form.planes)
+    for leaf in _kv_leaves(caches):
+        pair = next(planes), next(planes)
+        held = 0 if leaf.keys is None else leaf.keys.shape[2]
+        if tokens <= held:
+            continue
+        size = -(-max(tokens, min(2 * held, most)) // STEP) * STEP
+        if leaf.offset:
+            old = (leaf.keys[..., : leaf.offset, :], leaf.values[..., : leaf.offset, :])
+            leaf.keys, leaf.values = (
+                mx.concatenate([array, plane.empty(size - leaf.offset)], axis=2) for plane, array in zip(pair, old, strict=True)
+            )
+        else:
+            leaf.keys, leaf.values = (plane.empty(size) for plane in pair)
+        mx.eval(leaf.keys, leaf.values)  # layer by layer, so that the old arrays of one layer only are beside the new ones
+
+
+def emptied(caches: Sequence[Any], fresh: list[Any]) -> list[Any]:
+    """`fresh`, with the room for KV that `caches` have."""
+    for old, new in zip(_kv_leaves(caches), _kv_leaves(fresh), strict=True):
+        new.keys, new.values = old.keys, old.values
+    return fresh
+
+
+def compact(caches: Sequence[Any]) -> None:
+    """Lets states be arrays of their own, where they are the end of an array of a whole call."""
+    for leaf in leaves(caches):
+        if isinstance(leaf, ArraysCache):
+            leaf.cache = [mx.contiguous(array) for array in leaf.cache]
 
 
 def contents(caches: Sequence[Any]) -> list[Any]:

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from blake3 import blake3
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import get_total_parameters, load_model
+from mlx_lm.utils import MODEL_REMAPPING, get_total_parameters, load_model
 
 from headstart.engines import model_folder, proof
 from headstart.engines.digest import digest
-from headstart.errors import ModelError
+from headstart.engines.mlx.layers import STEP, Form
+from headstart.errors import ConfigError, ModelError
 from headstart.interfaces.engine import Facts, HostMemory, Shape
 from headstart.model_names import model_name
 
 BATCH = 512
 """Most tokens of one call."""
-CTX_STEP = 256
-"""mlx-lm's caches grow by this many tokens."""
+_KIND = re.compile(r"[\w-]+")
 _BUFFERS = 128 << 20  # for computing, and the interpreter
 SOURCES = blake3(
     b"".join(path.read_bytes() for path in sorted([Path(proof.__file__), *Path(__file__).parent.glob("[!.]*.py")]))
@@ -31,14 +33,41 @@ SOURCES = blake3(
 """Digest of the code of this package, which moves KV, and of the proof that it moves KV exactly."""
 
 
-def open_model(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """The model with its weights in memory, and its config.
+def check(folder: Path, files: Sequence[Path], available: int) -> dict[str, Any]:
+    """Refuses what cannot be loaded, before anything is read. Returns the model's config.
+
+    Args:
+        files: with its weights.
+        available: bytes of memory.
+
+    Raises:
+        ModelError: mlx-lm has no code for models of this kind.
+        ConfigError: the weights are larger than the memory.
+    """
+    config = model_folder.config(folder)
+    kind = str(config["model_type"])
+    kind = MODEL_REMAPPING.get(kind, kind)
+    if not _KIND.fullmatch(kind) or find_spec(f"mlx_lm.models.{kind}") is None:
+        own = " It brings Python code of its own, which headstart does not run." if config.get("auto_map") else ""
+        raise ModelError(
+            f"mlx-lm {version('mlx-lm')} does not know models of the kind '{config['model_type']}' ('{folder}'): it may be too "
+            f"old for them, or they are no language models.{own} Choose another model, or its GGUF file."
+        )
+    size = sum(file.stat().st_size for file in files)
+    if size > available:
+        raise ConfigError(
+            f"The weights in '{folder}' take {size / (1 << 30):.1f} GiB, and {available / (1 << 30):.1f} GiB of memory are "
+            "available. Choose a smaller model, or one with fewer bits."
+        )
+    return config
+
+
+def open_model(folder: Path) -> Any:
+    """The model with its weights in memory.
 
     Raises:
         ModelError: mlx-lm cannot load it.
     """
-    config = model_folder.config(folder)
-    model_folder.weights(folder)
     try:
         model, _ = load_model(folder)
         mx.eval(model.parameters())
@@ -47,7 +76,7 @@ def open_model(folder: Path) -> tuple[Any, dict[str, Any]]:
             f"mlx-lm {version('mlx-lm')} cannot load '{folder}' ({type(error).__name__}: {error}). It may be too new, or "
             "incomplete: download it again, or choose another model."
         ) from error
-    return model, config
+    return model
 
 
 def empty_caches(model: Any) -> list[Any]:
@@ -61,9 +90,10 @@ def weight_bytes(model: Any) -> int:
     return sum(int(array.nbytes) for _, array in tree_flatten(model.parameters()))
 
 
-def host_memory(available: int, weights: int, kv: int, state: int) -> HostMemory:
-    """`kv`: bytes of a token; `state`: of the most state that a slot has. On a Mac, GPU and CPU share the memory."""
-    return HostMemory(available, weights, _BUFFERS, kv, state, CTX_STEP)
+def host_memory(available: int, weights: int, form: Form | None) -> HostMemory:
+    """What a model takes. On a Mac, GPU and CPU share the memory."""
+    kv, state = (form.kv_bytes_per_token, form.live_bytes(BATCH)) if form else (0, 0)
+    return HostMemory(available, weights, _BUFFERS, kv, state, STEP)
 
 
 def device_memory(available: int) -> int:
@@ -121,10 +151,6 @@ def facts(model: Any, config: dict[str, Any], folder: Path, shape: Shape, engine
 
 def digest_of(parts: dict[str, Any]) -> bytes:
     return blake3(json.dumps(parts, sort_keys=True).encode()).digest()
-
-
-def digests(folder: Path, memo: Path | None, progress: Callable[[int], None]) -> list[bytes]:
-    return [digest(path, memo, progress) for path in model_folder.weights(folder)]
 
 
 def _version(package: str) -> str:
