@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from headstart.serving.runtime import Runtime
 from headstart.serving.stored import CachedChain
 from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers import write_behind
-from headstart.tiers.disk import store
+from headstart.tiers.disk import Disk, store
 from headstart.tiers.write_behind import WriteBehind
 from live import wait_until
 from remains import Clock, kept, mark, marked, stored
@@ -212,6 +213,47 @@ def test_a_pin_outlives_the_server(tmp_path: Path, kind: str, monkeypatch: pytes
         assert not runtime.stored.unpin(chain.id, chain.owner).pinned
     with started(tmp_path, **more) as runtime:
         assert not runtime.stored.get(chain.id, chain.owner).pinned
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pin_waits_for_what_is_not_on_disk_yet(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it outlives the process from its answer on."""
+    writes, real = threading.Event(), Disk.write
+
+    def write(self: Disk, *args: Any) -> Any:
+        assert writes.wait(30)
+        return real(self, *args)
+
+    monkeypatch.setattr(Disk, "write", write)
+    with started(tmp_path, engine=KINDS[kind]) as runtime, ThreadPoolExecutor() as others:
+        ask(runtime, [user(LONG)], max_tokens=1)
+        offload = runtime.cache.store.offload
+        wait_until(lambda: offload.writing and runtime.scheduler.idle)
+        chain = runtime.stored.all()[0]
+        pinning = others.submit(runtime.stored.pin, chain.id, chain.owner)
+        wait_until(lambda: len(runtime.cache.store.pins) > 0)
+        assert not pinning.done()
+        writes.set()
+        chain = pinning.result(30)
+        whole = {one.id for one in (*chain.entries, *chain.checkpoints) if one.length == runtime.engine.traits.block_size}
+        assert len(whole) > 20
+        with closing(Disk(tmp_path, 1 << 40)) as disk:
+            assert disk.catalog.pinned(runtime.engine.fingerprint) == whole
+
+
+def test_a_pin_does_not_fit_if_the_disk_refuses_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether that has been offered to the disk already or not."""
+    monkeypatch.setattr(store, "RESERVE", 256 << 10)
+    with started(tmp_path, disk_budget=400 << 10, budget=1 << 20) as runtime:
+        ask(runtime, [user(LONG)], max_tokens=1)
+        wait_until(lambda: runtime.stored.all() and runtime.scheduler.idle)
+        chain = runtime.stored.all()[0]
+        with pytest.raises(Conflict) as refusal:
+            runtime.stored.pin(chain.id, chain.owner)
+        assert "--disk-budget" in refusal.value.with_flags
+        assert runtime.cache.store.pins.held == len(runtime.cache.store.pins) == 0
+        with closing(Disk(tmp_path, 400 << 10)) as disk:
+            assert not disk.catalog.pinned(runtime.engine.fingerprint)
 
 
 def test_pins_fill_half_of_the_disk_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

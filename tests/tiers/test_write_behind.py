@@ -462,6 +462,29 @@ def test_an_object_is_found_before_the_catalogue_has_been_read(tmp_path: Path, m
         assert tier.close(30)
 
 
+def test_nothing_is_listed_before_the_objects_of_a_lost_catalogue_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion would take a block for the last of its chain, and leave what follows it."""
+    with closing(Disk(tmp_path, BIG)) as disk:
+        disk.write([(label(number), rows(number)) for number in range(3)])
+    disk.index.unlink()
+    begins, real = threading.Event(), Disk.tidy
+
+    def tidy(self: Disk, **how: Any) -> Iterator[Any]:
+        assert begins.wait(30)
+        yield from real(self, **how)
+
+    monkeypatch.setattr(Disk, "tidy", tidy)
+    with opened(tmp_path) as tier:
+        assert not tier.listed
+        begins.set()
+        found: list[Notice] = []
+        waited(tier, found, lambda _: tier.listed)
+        found += tier.notices()
+        assert {one.label.key for one in found if isinstance(one, ObjectFound)} == {label(number).key for number in range(3)}
+
+
 def test_a_large_folder_is_not_counted_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked through for what a crash has left, from time to time. Only a small one is counted then."""
     with closing(Disk(tmp_path, BIG)) as disk:

@@ -103,6 +103,16 @@ class Offload:
         elif entry.parent in self._queued or not self._hand_over(entry):
             self._queued[entry.id] = entry
 
+    def secure(self, entries: Collection[Entry]) -> None:
+        """Offers entries that their owner wants to keep, if the disk lacks them: at once, and derived ones too.
+
+        `entries`: parents first.
+        """
+        self.revive([entry.id for entry in entries])
+        for entry in entries:
+            if self.lacking(entry) and self._hand_over(entry, last=True):
+                self._queued.pop(entry.id, None)
+
     def lacking(self, entry: Entry) -> bool:
         """Whether the disk lacks an entry that it should have."""
         canonical = entry.copies.get(self._memory.name)

@@ -134,10 +134,11 @@ class CachedChains:
         return self._in_portions(look())
 
     def pin(self, key: BlockId, owner: bytes | None) -> CachedChain:
-        """Protects a chain, with its present checkpoints, from eviction.
+        """Protects a chain, with its present checkpoints, from eviction. With a disk, all of its full blocks are there then.
 
         Raises:
             Conflict: it does not fit into the share for pins, or its beginning is gone.
+            Unavailable: also if the disk fails. Then nothing is pinned.
         """
 
         def pin() -> tuple[set[BlockId], Future[bool]]:
@@ -146,17 +147,18 @@ class CachedChains:
                 raise Conflict("The beginning of this chain is gone, so nothing of it can be used.", code="incomplete")
             if (new := self._pins.pin(entries)) is None:
                 raise _full("memory", "memory_budget", "tenant_memory")
-            disk = self._cache.disk
-            return new, disk.pin([entry.id for entry in entries if disk.name in entry.copies])
+            whole = [entry for entry in entries if entry.length == self._index.block_size]
+            self._cache.store.offload.secure(whole)
+            return new, self._cache.disk.pin([entry.id for entry in whole])
 
         new, on_disk = self._on_engine(pin)
         try:
             fits = self._wait(on_disk)
         except BaseException:
-            self._on_engine(lambda: self._pins.unpin(new))
+            self._on_engine(lambda: self._forget(new))
             raise
         if not fits:
-            self._on_engine(lambda: self._pins.unpin(new))
+            self._on_engine(lambda: self._forget(new))
             raise _full("disk", "disk_budget", "tenant_disk")
         return self.get(key, owner)
 
@@ -237,6 +239,11 @@ class CachedChains:
         return deleted
 
     # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _forget(self, new: set[BlockId]) -> None:
+        """A pin has failed. The disk may carry it out later."""
+        self._pins.unpin(new)
+        self._cache.disk.unpin(new)
 
     def _take_notices(self) -> LongWork[None]:
         """Handles the notices of the disk that wait."""

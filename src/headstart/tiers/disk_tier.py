@@ -61,8 +61,10 @@ class DiskTier(Protocol):
         """
 
     def pin(self, keys: Collection[bytes]) -> Future[bool]:
-        """Protects objects from eviction until `unpin`. The result is False if they do not fit into the share for pins; then
-        none is pinned. A notice `PinsFound` comes first. The future raises if the disk fails.
+        """Protects objects from eviction until `unpin`, after what was offered until now is stored or refused.
+
+        The result is False if they do not fit into the share for pins, or are not all there; then none is pinned. A notice
+        `PinsFound` comes first. The future raises if the disk fails.
         """
 
     def unpin(self, keys: Collection[bytes]) -> Future[None]:

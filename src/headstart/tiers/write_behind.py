@@ -97,8 +97,8 @@ class WriteBehind:
         self._limit = limit
         self._waiting = 0  # bytes; changed by both threads, under the lock
         self._lock = threading.Lock()
-        self._queue: queue.Queue[tuple[Label, Bytes] | frozenset[bytes] | None] = queue.Queue()
-        self._asked: queue.SimpleQueue[Callable[[Disk | None], None]] = queue.SimpleQueue()
+        self._queue: queue.Queue[tuple[Label, Bytes] | frozenset[bytes] | _Asked | None] = queue.Queue()
+        self._asked: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
         self._unwanted: set[bytes] = set()  # keys of queued discards; under the lock
         self._to_delete: set[bytes] = set()  # keys to delete next; only for the thread
         self._notices: deque[Notice] = deque()
@@ -116,6 +116,7 @@ class WriteBehind:
         self._watch = CatalogWatch(fingerprint, clock())
         self._deletions: tuple[float, int] | None = None  # those of which all notices are in the queue
         self._listed = True  # whether the notices of all objects are in the queue; none are while the disk cannot be used
+        self._untidied = False  # whether there are objects without a row, which the first tidying has still to find
         self._tidying: Iterator[tuple[list[Label], list[bytes]]] | None = None
         self._expiring: Iterator[tuple[list[bytes], list[bytes]]] | None = None
         self._began_look = -math.inf  # when its look began
@@ -179,14 +180,14 @@ class WriteBehind:
             self._notices.extend(self._watch.pins(disk.catalog))
             return fits
 
-        return self._ask(pin)
+        return self._ask(pin, after_writes=True)
 
     def unpin(self, keys: Collection[bytes]) -> Future[None]:
         def unpin(disk: Disk) -> None:
             disk.catalog.pin(keys, False)
             self._notices.extend(self._watch.pins(disk.catalog))
 
-        return self._ask(unpin)
+        return self._ask(unpin, after_writes=True)  # after a pin that still waits
 
     def erase(self, keys: Collection[bytes]) -> Future[int]:
         def erase(disk: Disk) -> int:
@@ -199,8 +200,11 @@ class WriteBehind:
 
         return self._ask(erase)
 
-    def _ask(self, work: Callable[[Disk], T]) -> Future[T]:
-        """Lets the thread do something soon. The future raises Unavailable if the disk cannot be used."""
+    def _ask(self, work: Callable[[Disk], T], *, after_writes: bool = False) -> Future[T]:
+        """Lets the thread do something soon. The future raises Unavailable if the disk cannot be used.
+
+        `after_writes`: not before all that was offered until now is stored or refused.
+        """
         done: Future[T] = Future()
 
         def answer(disk: Disk | None) -> None:
@@ -214,8 +218,11 @@ class WriteBehind:
                 done.set_exception(unusable)
                 raise
 
-        self._asked.put(answer)
-        self._queue.put(frozenset())  # wakes the thread
+        if after_writes:
+            self._queue.put(answer)
+        else:
+            self._asked.put(answer)
+            self._queue.put(frozenset())  # wakes the thread
         return done
 
     @property
@@ -321,18 +328,24 @@ class WriteBehind:
     def _loop(self) -> None:
         closing = False
         while not closing and time.monotonic() < self._ends:
-            batch, discarded, closing = self._collect()
-            self._work(self._wanted(batch))
+            batch, discarded, then, closing = self._collect()
+            self._work(self._wanted(batch), then)
             self._to_delete |= discarded
             with self._lock:
                 self._unwanted -= discarded
+        while not self._queue.empty():
+            if callable(item := self._queue.get()):
+                item(None)
         while not self._asked.empty():
             self._asked.get()(None)
         if self._disk is not None:
             _close(self._disk)
 
-    def _collect(self) -> tuple[list[tuple[Label, Bytes]], frozenset[bytes], bool]:
-        """A batch of offered objects, keys to discard after it, and whether to stop. Waits a short time for the first item."""
+    def _collect(self) -> tuple[list[tuple[Label, Bytes]], frozenset[bytes], _Asked | None, bool]:
+        """A batch of offered objects; keys to discard, or what to do, after it; and whether to stop.
+
+        Waits a short time for the first item.
+        """
         batch: list[tuple[Label, Bytes]] = []
         size = 0
         while size < BATCH and len(batch) < AT_A_TIME:
@@ -341,12 +354,14 @@ class WriteBehind:
             except queue.Empty:
                 break
             if item is None:
-                return batch, frozenset(), True
+                return batch, frozenset(), None, True
             if isinstance(item, frozenset):
-                return batch, item, False
+                return batch, item, None, False
+            if not isinstance(item, tuple):
+                return batch, frozenset(), item, False
             batch.append(item)
             size += len(item[1]) + ALIGN
-        return batch, frozenset(), False
+        return batch, frozenset(), None, False
 
     @property
     def _pause(self) -> float:
@@ -364,8 +379,8 @@ class WriteBehind:
                 self._end(ObjectRefused(label, "discarded"), payload)
         return [(label, payload) for label, payload in batch if label.key not in unwanted]
 
-    def _work(self, batch: list[tuple[Label, Bytes]]) -> None:
-        """One round of work. An error of the disk ends it and refuses the batch."""
+    def _work(self, batch: list[tuple[Label, Bytes]], then: _Asked | None) -> None:
+        """One round of work. An error of the disk ends it, and refuses the batch. `then` is done after the batch."""
         reason = "failing"
         self._erased_now.clear()
         try:
@@ -395,12 +410,17 @@ class WriteBehind:
                     if self._failing_until:
                         log.warning("the disk works again")
                         self._failing_until = 0.0
+                if then is not None:
+                    call, then = then, None
+                    call(disk)
                 self._housekeep(disk)
         except Exception as error:  # any error: the thread must go on, or offered objects get no answer
             self._fail(error)
             reason = "fault"
         while (self._disk is None or time.monotonic() < self._failing_until) and not self._asked.empty():
             self._asked.get()(None)
+        if then is not None:
+            then(None)
         for label, payload in batch:
             self._end(ObjectRefused(label, reason), payload)
         self._log_refused()
@@ -451,7 +471,7 @@ class WriteBehind:
         while self._tidying is not None:
             piece = next(self._tidying, None)
             if piece is None:
-                self._tidying, self._tidied = None, time.monotonic()
+                self._tidying, self._tidied, self._untidied = None, time.monotonic(), False
                 if self._mended.total():
                     found, dropped = count(self._mended["found"], "object"), count(self._mended["dropped"], "row")
                     log.info("after a crash: %s found again, %s dropped", found, dropped)
@@ -526,7 +546,9 @@ class WriteBehind:
         self._again = self._again and not again
         version = disk.catalog.version()
         self._notices.extend(self._watch.look(disk.catalog, again=again, reports=len(self._notices) < BACKLOG))
-        self._listed, self._deletions = self._watch.complete, self._watch.wiped
+        self._deletions = self._watch.wiped
+        if not self._listed:
+            self._listed = self._watch.complete and not (self._watch.more or self._untidied)
         if self._looked_up:  # afterwards: whatever goes from now on is found by the next look
             keys = {self._looked_up.popleft() for _ in range(len(self._looked_up))}
             self._notices.extend(self._watch.looked_up(disk.catalog, keys))
@@ -552,7 +574,10 @@ class WriteBehind:
                 warning = "nothing fits on %s of disk: free some, or give more %s"
                 log.warning(warning, show_size(self._disk.budget), OptionText(option("disk_budget")))
             self._sizes = (self._disk.used, self._disk.budget, self._disk.reserved, len(self._disk))
-            if len(self._disk) <= AT_ONCE:  # otherwise the thread does it, piece by piece
+            small = len(self._disk) <= AT_ONCE
+            # Beside a large catalogue there are at most the objects of the writes in which processes have crashed.
+            self._untidied = small and self._disk.strays()
+            if small:  # otherwise the thread does it, piece by piece
                 self._expire(self._disk, whole=True)
                 while self._watch.more and len(self._notices) < BACKLOG:
                     self._look(self._disk)
@@ -578,6 +603,10 @@ class WriteBehind:
         self._forget(list(self._watch.known))
         if disk is not None:
             _close(disk, damaged=damages(error))
+
+
+_Asked = Callable[[Disk | None], None]
+"""What another thread waits for. It gets the disk, or None if that cannot be used."""
 
 
 def _clear_frames(error: BaseException | None) -> None:

@@ -462,6 +462,29 @@ def test_what_is_put_aside_keeps_nothing_out(tmp_path: Path) -> None:
         assert occupied(tmp_path) <= KEPT * cell
 
 
+@pytest.mark.parametrize("place", ["quarantine", "tmp"])
+def test_a_deletion_fails_if_a_file_stays_that_may_be_a_part_of_it(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tidying finishes it, when the file can be deleted."""
+    disk = filled(tmp_path, 2)
+    (tmp_path / place / "part").write_bytes(b"a part of a chain")
+    real = Path.unlink
+
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        if self.name == "part":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
+        real(self, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink)
+        with pytest.raises(OSError, match="part"):
+            disk.erase([label(0).key])
+    disk.reconcile()
+    assert not list((tmp_path / place).iterdir())
+    assert disk.catalog.ages.clean
+
+
 def test_no_row_is_left_of_an_object_that_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reconcile found a bad object, and the process ended while it looked at the next one."""
     disk = filled(tmp_path, 2)

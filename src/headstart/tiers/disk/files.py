@@ -57,13 +57,22 @@ def write(path: Path, parts: Iterable[memoryview], time: float) -> None:
     os.close(file)
 
 
-def clear(folder: Path) -> None:
-    """Deletes the files in a folder, as far as possible. Raises OSError if the folder cannot be read."""
+def clear(folder: Path) -> list[OSError]:
+    """Deletes the files in a folder, as far as possible. Returns the errors. Raises OSError if the folder cannot be read."""
+    errors = list[OSError]()
     for path in folder.iterdir():
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             log.warning("cannot delete %s: %s", path.name, error)
+            errors.append(error)
+    return errors
+
+
+def empty(folder: Path) -> None:
+    """Deletes the files in a folder. Raises OSError if one stays."""
+    if errors := clear(folder):
+        raise errors[0]
 
 
 def allocated(path: Path) -> int:

@@ -37,11 +37,14 @@ class Quarantine:
             if path.name in names or path.stat().st_mtime <= before:
                 path.unlink(missing_ok=True)
 
-    def tidy(self, keep: int) -> int:
-        """Deletes all but the latest `keep` objects; returns the number of deleted ones."""
-        deleted = 0
+    def empty(self) -> int:
+        """Deletes all objects; returns how many. It also raises if one stays: it may be a part of a deleted chain."""
+        held = len(list(self.folder.iterdir()))
+        files.empty(self.folder)
+        return held
+
+    def tidy(self, keep: int) -> None:
+        """Deletes all but the latest `keep` objects, as far as possible."""
         for path in sorted(self.folder.iterdir(), key=lambda path: -path.stat().st_ctime_ns)[keep:]:
             with contextlib.suppress(OSError):
                 path.unlink()
-                deleted += 1
-        return deleted

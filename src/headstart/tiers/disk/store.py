@@ -370,14 +370,14 @@ class Disk(Store):
         objects too. If this raises, `reconcile` finishes the work.
 
         Raises:
-            OSError: also if some of the files cannot be deleted. Their rows stay.
+            OSError: also if some of the files cannot be deleted. The rows of objects stay then.
             sqlite3.Error: the catalogue cannot be changed.
         """
         with self.writing():
             keys = ({*keys} | self.catalog.ages.old(before)) - {*spared()}
             rows = [row for key in keys if (row := self.catalog.get(key)) is not None]
             gone = set(self._remove(keys, lambda: self.catalog.ages.wipe(keys, before, self._clock())))
-            self._quarantine.tidy(0)
+            self._quarantine.empty()
             self._sweep(before)
             if not self.catalog.ages.clean:
                 raise BlockingIOError("another process reads the catalogue for too long; run `headstart cache gc` to finish")
@@ -436,7 +436,7 @@ class Disk(Store):
             with contextlib.suppress(FileNotFoundError):
                 if self.path(key).stat().st_mtime <= before:
                     self.path(key).unlink()
-        files.clear(self._temporary)  # no other process writes now, so a crash has left them
+        files.empty(self._temporary)  # no other process writes now, so a crash has left them
         files.sync(self.objects)
         return self._scrub(spare)
 
@@ -499,13 +499,15 @@ class Disk(Store):
         return True
 
     def pin(self, keys: Collection[bytes]) -> bool:
-        """Pins objects. False if they do not fit into the share for pins; then none is pinned."""
+        """Pins objects. False if they do not fit into the share for pins, or are not all there; then none is pinned."""
         with self.writing():
             self.measure()
             limits = PinLimits.of(self._portion, self._budget, RESERVE)
             held, new = Counter(self.catalog.pinned_bytes()), Counter[bytes]()
             for key in keys:
-                if (row := self.catalog.get(key)) is not None and not row.pinned:
+                if (row := self.catalog.get(key)) is None:
+                    return False
+                if not row.pinned:
                     new[row.label.owner] += row.allocated
             if not all(limits.fits(held[owner] + size, held.total() + new.total()) for owner, size in new.items()):
                 return False
@@ -515,7 +517,7 @@ class Disk(Store):
     def empty_quarantine(self) -> int:
         """Deletes all objects in quarantine. Returns how many. Raises OSError."""
         with self.writing():
-            return self._quarantine.tidy(0)
+            return self._quarantine.empty()
 
     # ── after a crash ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -561,6 +563,9 @@ class Disk(Store):
             self._unseen, self._strange = 0, strange
             self.measure()  # the found objects belong to the budget too
             gone = self._evict_until(0, ()) if evict else []
+            if not self.catalog.ages.clean:  # a deletion was interrupted
+                self._quarantine.empty()
+                files.sync(self.objects)
             gone += self._scrub()
         yield [label for label, _ in later], gone
 
@@ -592,6 +597,12 @@ class Disk(Store):
             found.sort(key=lambda one: one[0].start)
             self.catalog.add(found)
         return [label for label, _ in found]
+
+    def strays(self) -> bool:
+        """Whether there are objects without a row, as a crash leaves them."""
+        with os.scandir(self.objects) as entries:
+            keys = (key for entry in entries if (key := self._key(entry.name)) is not None and key not in self._strange)
+            return any(self.catalog.without_row([key]) for key in keys)
 
     def _key(self, name: str) -> bytes | None:
         """The key of the object in a file of this name."""
