@@ -19,6 +19,8 @@ from headstart.testing.simulation.tasks import Process
 
 SECONDS = {"write": 2e-4, "fsync": 4e-3, "rename": 1e-4, "unlink": 1e-4, "read": 4e-4}
 """Most virtual seconds of a call; others take up to 50 µs."""
+ROOT = "/cache"
+"""The folder of the cache on the virtual disk."""
 _REAL = "index.sqlite"
 """Names that begin like this are files of SQLite, which are real."""
 
@@ -49,12 +51,15 @@ class FileSystem:
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def call(self, name: str, path: str = "") -> str | None:
-        """Time passes, and a fault may be met. Returns a fault that the caller must carry out."""
+    def call(self, name: str, path: str) -> str | None:
+        """Time passes, and a fault may be met. Returns a fault that the caller must carry out.
+
+        Only the folder of the cache is on the disk that fails. Other paths, as that of a model's weights, are not.
+        """
         here = world()
         here.alive()
         self.calls[name] += 1
-        kind = self.faults.take(name)
+        kind = self.faults.take(name) if path == ROOT or path.startswith(f"{ROOT}/") else None
         if here.trace is not None:
             here.say(f"{name} {path} {kind or ''}")
         if kind is not None:
@@ -237,9 +242,6 @@ class FileSystem:
     def flock(self, number: int, how: int) -> None:
         self._locks.flock(self._of(number), how)
 
-
-ROOT = "/cache"
-"""The folder of the cache on the virtual disk."""
 
 _systems: list[FileSystem] = []
 

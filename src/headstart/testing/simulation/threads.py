@@ -94,8 +94,6 @@ class Condition:
 class Thread:
     """A thread is a task of the process that starts it."""
 
-    native_id = 0  # the kernel knows no task of this number
-
     def __init__(self, *, target: Callable[[], object], name: str, daemon: bool = False) -> None:
         self.name = name
         self._target = target
