@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
         *(f"prefix_cache.{name}" for name in ("blocks", "eviction_order", "expiry", "quota", "reuse_model")),
     },
     "engines": {"interfaces", "memory_plan", "model_names"},
-    "testing": {"interfaces", "engines.constraint"},
+    "testing": {"config", "engines", "interfaces", "prompt", "serving"},
     "testing.simulation": {"config", "interfaces", "prefix_cache", "serving", "tiers", "testing.fake_engine"},
     "serving": {
         "interfaces",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import platform
-import queue
-import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +18,11 @@ from headstart.cli.console import facts, loading
 from headstart.cli.doctor_proof import blocks_and_calls
 from headstart.config import Settings
 from headstart.engines import registry
-from headstart.interfaces.engine import GREEDY, Engine, Traits
-from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.engine import Engine, Traits
 from headstart.observe import logs
-from headstart.prompt.builder import Prompt
 from headstart.serving.engine_thread import EngineThread
-from headstart.serving.request import Event, Failed, Finished, Report, Request, Started
 from headstart.serving.runtime import Runtime
+from headstart.serving.warm_check import WarmWalk, compute
 from headstart.units import count, show_size
 
 BLOCKS = 3
@@ -35,6 +31,8 @@ FEWEST = 8
 """Prompts that the long check computes, whatever its time, unless one of them could use the cache before."""
 PROMPT_SECONDS = 2.0
 """Most seconds to compute a prompt of the long check."""
+REPLY = 4
+"""Most tokens of its replies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,27 +117,16 @@ def _bar(console: Console, seconds: float) -> Progress:
 def check_walk(runtime: Runtime, seconds: float, progress: Callable[[float], None] = lambda _: None) -> Check:
     """Compares warm with cold runs for some seconds. The prompts continue, branch off, shorten and repeat earlier ones. The
     logits of each must have the same bits as a cold run."""
-    engine, dice = runtime.engine, random.Random(0)
-    special = {control.id for control in engine.tokenizer.controls} | engine.tokenizer.eog
-    words = [token for token in range(engine.tokenizer.n_vocab) if token not in special]
-    block_size = engine.traits.block_size
-    texts: list[list[int]] = [[]]
-    begun, compared, cached, wrong = time.monotonic(), 0, 0, 0
-    while (passed := time.monotonic() - begun) < seconds or (not cached and compared < FEWEST):
+    least, most = 4 * runtime.engine.traits.block_size, runtime.ctx - REPLY - 1
+    walk = WarmWalk(runtime, min(least, most), REPLY)
+    begun = time.monotonic()
+    while (passed := time.monotonic() - begun) < seconds or (not walk.cached and walk.compared < FEWEST):
         progress(passed)
-        known = dice.choice(texts)
-        longest = min(runtime.ctx - 2, max(4 * block_size, runtime.scheduler.prefills(PROMPT_SECONDS)))
-        kept = known[: dice.choice([len(known), len(known), dice.randint(0, len(known))])][: longest - 1]
-        tokens = kept + dice.choices(words, k=dice.randint(1, min(longest - len(kept), 3 * block_size)))
-        prompt = runtime.text_prompt(tokens)
-        warm, report = _compute(runtime, prompt)
-        cold, _ = _compute(runtime, prompt, reuse=False)
-        texts = [*texts[-7:], tokens]
-        compared += 1
-        cached += report.cached
-        wrong += warm != cold
-    finding = f"{count(compared, 'prompt')} compared with cold runs, {cached:,} of their tokens from the cache: "
-    return Check(not wrong, finding + (f"[bold red]{wrong} differ[/]" if wrong else "equal to the last bit"))
+        walk.longest = min(most, max(least, runtime.scheduler.prefills(PROMPT_SECONDS)))
+        walk.step()
+    finding = f"{count(walk.compared, 'prompt')} compared with cold runs, {walk.cached:,} of their tokens from the cache: "
+    bad = [f"{walk.wrong} differ"] * (walk.wrong > 0) + [f"{walk.failed} failed"] * (walk.failed > 0)
+    return Check(not bad, finding + (f"[bold red]{', '.join(bad)}[/]" if bad else "equal to the last bit"))
 
 
 def _traits(engine: Engine) -> str:
@@ -169,34 +156,21 @@ def check_warm(runtime: Runtime) -> Check:
         return Check(True, f"nothing to check: a context of {ctx} holds too few blocks of {engine.traits.block_size}")
     words = "".join(f"{number} apples and {number + 7} pears. " for number in range(wanted))
     prompt = runtime.text_prompt(engine.tokenizer.tokenize(words)[: wanted + 9])
-    cold, first = _compute(runtime, prompt)
+    cold = compute(runtime, prompt)
     for number in range(engine.shape.slots):
-        _compute(runtime, runtime.text_prompt(f"{number}: something else"))
-    warm, second = _compute(runtime, prompt)
+        compute(runtime, runtime.text_prompt(f"{number}: something else"))
+    warm = compute(runtime, prompt)
+    first, second = cold.report, warm.report
     if second.restored < wanted:
         return Check(
             False, f"only {second.restored} of {wanted} tokens were restored ({second.cause})", first.ttft, second.ttft
         )
     times = f"cold {1e3 * first.prefill:.0f} ms, restored {1e3 * second.prefill:.0f} ms"
-    if cold != warm:
+    if not warm.same(cold):
         kind = "differ" if engine.traits.exact else "differ a little, as these settings allow"
         return Check(not engine.traits.exact, f"logits {kind} ({times})", first.ttft, second.ttft)
     restored = count(second.restored, "token")
     return Check(True, f"logits are equal to the last bit after restoring {restored} ({times})", first.ttft, second.ttft)
-
-
-def _compute(runtime: Runtime, prompt: Prompt, *, reuse: bool = True) -> tuple[bytes, Report]:
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    runtime.submit(Request(prompt, GenerationParams(GREEDY, max_tokens=0, reuse=reuse), keep_logits=True), events.put)
-    logits = b""
-    while True:
-        match events.get():
-            case Started(logits=found) if found is not None:
-                logits = found.tobytes()
-            case Finished(report=report):
-                return logits, report
-            case Failed(error=error):
-                raise error
 
 
 def machine() -> Iterator[tuple[str, str]]:

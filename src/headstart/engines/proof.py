@@ -32,7 +32,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from headstart.errors import EngineError
-from headstart.interfaces.engine import Engine, KVSegment, Logits, Span, Step, Tokenizer, Traits
+from headstart.interfaces.engine import BlockSizes, Engine, KVSegment, Logits, Span, Step, Tokenizer, Traits
 from headstart.interfaces.tokens import Bytes, Tokens
 
 _TAIL = _DECODED = 8
@@ -241,23 +241,32 @@ def most_tokens(batch: int) -> int:
     return _LONGEST_WINDOW + 2 * batch + _REPLY
 
 
-def prove(engine: Engine, tokens: Tokens, *, window: int = 0, progress: ProofProgress = lambda _: None) -> Traits:
+def prove(
+    engine: Engine,
+    tokens: Tokens,
+    *,
+    window: int = 0,
+    sizes: BlockSizes | None = None,
+    progress: ProofProgress = lambda _: None,
+) -> Traits:
     """The traits of an engine that has declared whether it is sliceable. Its slots are empty before and after.
 
     Args:
         tokens: ordinary tokens to compute on, at least `most_tokens(engine.shape.batch)`.
         window: tokens that the model's sliding windows see; 0 if it has none.
+        sizes: block sizes to choose from; None for the engine's own.
         progress: receives the progress, from 0 to 1.
 
     Raises:
         EngineError: the engine cannot compute.
     """
+    sizes = sizes or engine.block_sizes
     sliceable = engine.traits.sliceable
     prover = Prover(engine, tokens, progress, expected=(4 if sliceable else 5) * engine.shape.batch + 10 * _REPLY)
     try:
-        return replace(_proved(prover, window), sliceable=sliceable)
+        return replace(_proved(prover, sizes, window), sliceable=sliceable)
     except Unmovable as error:
-        block = engine.block_sizes.spanned[0]
+        block = sizes.spanned[0]
         return Traits(block, canonical=False, decode_exact=False, sliceable=False, movable=False, notes=(str(error),))
     finally:
         _empty(engine)
@@ -309,11 +318,10 @@ def _in_blocks(tokens: int, block: int, *, mixed: bool) -> list[int]:
     return sizes
 
 
-def _proved(prover: Prover, window: int) -> Traits:
-    shape = prover.engine.shape
-    first = prover.engine.block_sizes.spanned[0]
+def _proved(prover: Prover, sizes: BlockSizes, window: int) -> Traits:
+    shape, first = prover.engine.shape, sizes.spanned[0]
     most = max(first, min(shape.batch, shape.ctx - _REPLY))  # tokens of the largest call
-    left = [first, *(size for size in prover.engine.block_sizes.spanned[1:] if 2 * size <= most and shape.batch % size == 0)]
+    left = [first, *(size for size in sizes.spanned[1:] if 2 * size <= most and shape.batch % size == 0)]
     tried: list[int] = []
     while left:
         largest = most // left[0] * left[0]
@@ -321,7 +329,7 @@ def _proved(prover: Prover, window: int) -> Traits:
         if isinstance(found, Traits):
             return found
         left = [block for block in left if block > found]
-    return _single(prover, window, tried, most)
+    return _single(prover, sizes, window, tried, most)
 
 
 def _spanned(prover: Prover, largest: int, blocks: Sequence[int], window: int, tried: list[int]) -> Traits | int:
@@ -411,13 +419,13 @@ def _decode_is_prefill(prover: Prover, whole: Saved, largest: int) -> bool:
     return prover.saved().same(whole)
 
 
-def _single(prover: Prover, window: int, tried: Sequence[int], most: int) -> Traits:
+def _single(prover: Prover, sizes: BlockSizes, window: int, tried: Sequence[int], most: int) -> Traits:
     """The traits if each block is one call: of the first size for which the same call gives the same bits twice."""
     engine = prover.engine
     longest = min(engine.shape.batch, engine.shape.ctx - _REPLY)
     failed = _failed(tried, most)
     findings: list[Finding] = []
-    for block in engine.block_sizes.single:
+    for block in sizes.single:
         if block > longest or engine.shape.batch % block:
             continue
         findings = _one_call_a_block(prover, block, window)

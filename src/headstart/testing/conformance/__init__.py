@@ -11,13 +11,30 @@ Who writes an engine runs them with pytest in three lines:
 is checked only if the engine claims the trait. Otherwise the check raises `unittest.SkipTest`, which pytest shows as skipped.
 A broken promise raises `BrokenPromise`, an AssertionError that names the trait. Nothing here needs pytest.
 
-The checks compute a few blocks. They show faults of the interface: lengths, bytes, slots, what is a copy. Whether a kernel
-has the same bits at every size of call and depth of context is proved by `engines/proof.py`, when a model is loaded.
+Or without a line: `pytest --engine my_engine` (`testing/plugin.py`).
+
+    basics, logits, text, grammars       the contract
+    exactness, moving, checkpoints       bits, in a few blocks
+    whole                                bits: the proof of `engines/proof.py`, and random prompts through headstart's runtime
+    faults                               calls that fail, and bytes that were changed
+    leaks, processes                     what is left when an engine, or its process, has ended
 """
 
 from __future__ import annotations
 
-from headstart.testing.conformance import basics, checkpoints, exactness, grammars, logits, moving, text
+from headstart.testing.conformance import (
+    basics,
+    checkpoints,
+    exactness,
+    faults,
+    grammars,
+    leaks,
+    logits,
+    moving,
+    processes,
+    text,
+    whole,
+)
 from headstart.testing.conformance.driver import BrokenPromise, ConformanceCheck, EngineUnderTest
 
 __all__ = ["CHECKS", "BrokenPromise", "ConformanceCheck", "EngineUnderTest"]
@@ -59,5 +76,15 @@ CHECKS = (
     ConformanceCheck(grammars.broken_grammars_are_refused),
     ConformanceCheck(grammars.samplers_of_one_grammar_are_separate),
     ConformanceCheck(grammars.grammars_are_checked_in_several_threads),
+    ConformanceCheck(faults.changed_kv_changes_the_logits, ("canonical", "movable")),
+    ConformanceCheck(faults.a_changed_checkpoint_changes_the_logits, ("canonical", "stateful")),
+    ConformanceCheck(faults.a_checkpoint_that_was_cut_short_is_refused, ("stateful",)),
+    ConformanceCheck(faults.a_failed_call_leaves_other_slots_alone, ("canonical",), slots=2),
+    ConformanceCheck(whole.claims_are_proved, ("canonical", "movable")),
+    ConformanceCheck(whole.warm_answers_are_cold_ones, ("exact", "movable")),
+    ConformanceCheck(whole.answers_are_right_beside_failing_calls, ("exact", "movable")),
+    ConformanceCheck(leaks.slots_keep_no_memory_of_what_was_emptied),
+    ConformanceCheck(leaks.closing_frees_what_loading_took),
+    ConformanceCheck(processes.processes_end_with_code_0),
 )
 """Every promise that is checked, once."""

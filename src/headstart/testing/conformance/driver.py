@@ -74,12 +74,27 @@ class EngineUnderTest:
         make: loads the engine.
         another: loads an engine with the same fingerprint, which may have other slots and another context; `make` if None.
         blocks: full blocks that checks compute, if the context has room. More of them show faults deeper in a context.
+        prompts: random prompts that are computed with the cache and without it. More of them show rarer faults.
+        cycles: how often the slots are filled and emptied in each round of the search for leaks.
+        name: of the engine, as `named_engine` takes it, for checks in a process of their own; "" leaves them out.
     """
 
-    def __init__(self, make: Callable[[], Engine], another: Callable[[], Engine] | None = None, *, blocks: int = 3) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Engine],
+        another: Callable[[], Engine] | None = None,
+        *,
+        blocks: int = 3,
+        prompts: int = 20,
+        cycles: int = 10,
+        name: str = "",
+    ) -> None:
         self._make = make
         self._blocks = blocks
         self.another = another or make
+        self.prompts = prompts
+        self.cycles = cycles
+        self.name = name
 
     @cached_property
     def engine(self) -> Engine:
