@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.hub.in_use import users
+from headstart.hub.in_use import program_name, users
 
 
 def test_files_that_are_open_or_mapped(tmp_path: Path) -> None:
@@ -32,3 +32,17 @@ def test_files_that_are_open_or_mapped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("paths", [[], [Path("/nowhere/at/all")]])
 def test_what_nobody_can_have_open(paths: list[Path]) -> None:
     assert not any(users(paths).values())
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "name"),
+    [
+        ("python3.11", ["python", "-m", "headstart.models.child", "7"], "headstart"),
+        ("python3", ["python3", "/usr/bin/headstart", "serve"], "headstart"),
+        ("python3", ["python3", "other.py", "-m", "headstarts"], "python3"),
+        ("ollama", ["ollama", "serve"], "ollama"),
+        ("headstart", ["headstart"], "headstart"),
+    ],
+)
+def test_a_program_that_python_runs_has_its_own_name(program: str, words: list[str], name: str) -> None:
+    assert program_name(program, words) == name

@@ -255,6 +255,9 @@ def test_without_a_network_the_models_here_are_named(hub: HubServer, places: Fol
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(HubError, match=r"HF_HUB_OFFLINE is set.*o/here:Q4_0\.$"):
         resolve("o/other", folders=places)
+    assert pull("o/here:Q4_0", folders=places) == resolve("o/here", folders=places)
+    with pytest.raises(HubError, match="HF_HUB_OFFLINE is set"):
+        pull("o/here:Q8_0", folders=places)
 
 
 def test_who_may_read_what(hub: HubServer, places: Folders, monkeypatch: pytest.MonkeyPatch) -> None:

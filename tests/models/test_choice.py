@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -53,3 +54,22 @@ def test_only_replies_that_stream_get_comments() -> None:
 def test_monitoring_looks_only(method: str, path: str, looks: bool) -> None:
     assert choose(NAMES, method, path, {}, {}, None).looks is looks
     assert not choose(NAMES, "POST", "/headstart/explain", {}, {"a": {}, "b": {}}, None).looks
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "keep", "unloads"),
+    [
+        ("/api/chat", {}, None, False),
+        ("/api/chat", {"keep_alive": 0}, 0.0, True),
+        ("/api/chat", {"keep_alive": 0, "messages": [{"role": "user", "content": "a"}]}, 0.0, False),
+        ("/api/generate", {"keep_alive": "0s", "prompt": ""}, 0.0, True),
+        ("/api/generate", {"keep_alive": "1h30m"}, 5400.0, False),
+        ("/api/generate", {"keep_alive": -1, "prompt": "a"}, math.inf, False),
+        ("/api/generate", {"keep_alive": "-1s"}, math.inf, False),
+        ("/api/generate", {"keep_alive": "soon"}, None, False),
+        (CHAT, {"keep_alive": 0}, None, False),
+    ],
+)
+def test_ollamas_bodies_say_for_how_long_a_model_is_kept(path: str, body: Any, keep: float | None, unloads: bool) -> None:
+    chosen = choose(NAMES, "POST", path, {}, body, None)
+    assert (chosen.keep, chosen.unloads) == (keep, unloads)

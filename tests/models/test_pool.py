@@ -271,6 +271,30 @@ def test_the_operator_can_unload_a_model() -> None:
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("keep", "limit", "goes"),
+    [(0.0, None, True), (0.02, None, True), (math.inf, 0.02, True), (math.inf, None, False), (9.0, 99.0, False)],
+)
+def test_a_request_says_for_how_long_its_model_is_kept_within_the_limit(keep: float, limit: float | None, goes: bool) -> None:
+    async def test() -> None:
+        world = World(idle_unload=limit)
+        lease = world.pool.lease(MODELS[0], keep)
+        await lease.granted
+        lease.release()
+        expires = world.pool.expires(MODELS[0])
+        if goes:
+            while world.phase("a") is not Phase.ABSENT:
+                await asyncio.sleep(0.01)
+            await world.use("a")
+            assert world.pool.of(MODELS[0]).keep is None
+        else:
+            await asyncio.sleep(0.1)
+            assert world.phase("a") is Phase.READY
+            assert (expires is None) == (keep == math.inf)
+
+    run(test)
+
+
 def test_what_a_process_hands_over_goes_to_the_next_one_and_no_further() -> None:
     async def test() -> None:
         world = World(keep=1)

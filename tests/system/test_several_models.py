@@ -8,11 +8,13 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import ollama
 import psutil
 import pytest
 
@@ -217,6 +219,26 @@ def test_models_are_loaded_and_unloaded_on_demand(several: tuple[Server, httpx.C
     assert state(http, "windows")["state"] == "ready"
     assert http.post("/models/unload", json={"model": "windows"}).json()["success"]
     wait_until(lambda: state(http, "windows")["state"] == "absent")
+
+
+def test_ollamas_clients_say_for_how_long_a_model_is_kept(several: tuple[Server, httpx.Client]) -> None:
+    _, http = several
+    with ollama.Client(str(http.base_url)) as client:
+        message = [{"role": "user", "content": "Hello."}]
+        client.chat("windows", message, keep_alive="5m", options={"num_predict": 2})
+        (kept,) = [one for one in client.ps().models if one.model == "windows:latest"]
+        assert kept.expires_at is not None
+        assert kept.expires_at.timestamp() - time.time() < 301
+        client.chat("windows", message, keep_alive=-1, options={"num_predict": 2})
+        (kept,) = [one for one in client.ps().models if one.model == "windows:latest"]
+        assert kept.expires_at is not None
+        assert kept.expires_at.year > 2100
+        assert client.generate("windows", keep_alive=0).done_reason == "unload"  # what `ollama stop` sends
+        wait_until(lambda: state(http, "windows")["state"] == "absent")
+        assert client.generate("windows", keep_alive=0).done_reason == "unload"
+        assert state(http, "windows")["state"] == "absent"
+        assert client.generate("windows", "Hello.", keep_alive=0, options={"num_predict": 2}).done
+        wait_until(lambda: state(http, "windows")["state"] == "absent")
 
 
 def test_ps_shows_what_is_loaded(several: tuple[Server, httpx.Client]) -> None:

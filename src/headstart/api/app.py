@@ -32,6 +32,7 @@ from headstart.api.ollama import routes as ollama
 from headstart.api.openai_chat import routes as openai
 from headstart.api.openai_responses import routes as responses
 from headstart.api.openapi import describe
+from headstart.api.pulls import Pullers, Pulls
 from headstart.api.served import Served
 from headstart.api.service import NOWHERE, Elsewhere, Service
 from headstart.api.stats import routes as stats
@@ -66,6 +67,7 @@ def create_app(
     keep_alive: float = 5.0,
     max_body: int = MAX_BODY,
     page: bool = True,
+    pullers: Pullers = "local",
     replica_tag: str = "",
     elsewhere: Elsewhere = NOWHERE,
     settle_at_end: bool = False,
@@ -88,6 +90,7 @@ def create_app(
         keep_alive: most seconds of silence on a stream.
         max_body: most bytes of a body.
         page: whether there is a page for people at `/`.
+        pullers: who may fetch models.
         replica_tag: 8 hexadecimal digits that name a replica of a fleet in the ids of its responses and requests; "" for none.
         elsewhere: the other servers of a fleet, for `/headstart/explain` and `/headstart/cache/…`.
         settle_at_end: whether the app settles finished turns before it closes its runtime (`Runtime.close`).
@@ -137,7 +140,7 @@ def create_app(
                 except Exception as error:  # Starlette would print it with its message
                     log.error("the model could not be closed", exc_info=error)
 
-    app = assemble(service, ROUTERS, life, keys=keys, guard=guard, cors=cors, page=page)
+    app = assemble(service, ROUTERS, life, keys=keys, guard=guard, cors=cors, page=page, pullers=pullers)
     if isinstance(load, Runtime):
         service.open(load)
     return app
@@ -152,6 +155,7 @@ def assemble(
     guard: BrowserGuard,
     cors: Sequence[str],
     page: bool,
+    pullers: Pullers,
     inside: Sequence[Middleware] = (),
 ) -> FastAPI:
     """An app with its outer layers: who may ask, request ids, errors, the page and the description of all routes.
@@ -160,7 +164,7 @@ def assemble(
         service: what is served. It becomes `app.state.service`.
         routers: the routes. Of two with one path and method the first one answers.
         life: opens and closes what is served.
-        keys, guard, cors, page: as in `create_app`.
+        keys, guard, cors, page, pullers: as in `create_app`.
         inside: layers between the routes and the check of who asks, from the inside.
     """
     app = FastAPI(
@@ -174,6 +178,7 @@ def assemble(
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.service = service
+    app.state.pulls = Pulls(keys, pullers)
     for kind in (HeadstartError, HTTPException, RequestValidationError, ClientDisconnect):
         app.add_exception_handler(kind, on_error)
     app.user_middleware[:0] = reversed(inside)

@@ -12,6 +12,7 @@ import structlog
 from fastapi import FastAPI
 
 from headstart.api.auth import Keys
+from headstart.api.pulls import Pullers
 from headstart.api.server import Server, uvicorn_config
 from headstart.api.sockets import OWNER_ONLY, Port, UnixSocket
 from headstart.api.tls import tls
@@ -34,6 +35,7 @@ class Network:
         allow_host: names of the server in requests, beside `host`, `localhost` and its addresses.
         cors: origins of web pages that may send requests.
         keep_noise: names of rules in `normalize.RULES` to leave out.
+        pullers: who may fetch models over HTTP.
         log_format: of the log.
         notices: warnings at the beginning of the log.
     """
@@ -50,6 +52,7 @@ class Network:
     allow_host: Sequence[str] = ()
     cors: Sequence[str] = ()
     keep_noise: Sequence[str] = ()
+    pullers: Pullers = "local"
     log_format: logs.LogFormat = "console"
     notices: Sequence[str] = ()
 

@@ -55,6 +55,7 @@ def serve(
             hosts=network.hosts,
             cors=network.cors,
             page=not settings.no_web,
+            pullers=network.pullers,
             on_ready=ready,
             on_failure=failed,
         )

@@ -177,6 +177,18 @@ KeepNoise = Annotated[
 ]
 
 
+AllowPull = Annotated[
+    bool,
+    typer.Option(
+        "--allow-pull",
+        envvar="HEADSTART_ALLOW_PULL",
+        rich_help_panel=NETWORK,
+        help="Without keys: let clients on other machines fetch models too (`/api/pull`), which fills the disk. With keys, the "
+        "operator may.",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class HostOptions:
     """Where a server listens. None for the default."""
@@ -193,6 +205,7 @@ class ListenOptions(HostOptions):
     unix_socket_mode: UnixSocketMode = cast(int, "600")  # noqa: RUF009  (Typer parses defaults too)
     tls_cert: TlsCert = None
     tls_key: TlsKey = None
+    allow_pull: AllowPull = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +258,7 @@ def network_of(listen: ListenOptions, access: AccessOptions, operation: Operatio
         allow_host=tuple(access.allow_host or ()),
         cors=tuple(access.cors or ()),
         keep_noise=tuple(access.keep_noise or ()),
+        pullers="all" if listen.allow_pull else "local",
         log_format=operation.checked_format(),
         notices=notices,
     )

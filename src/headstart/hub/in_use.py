@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class FileUser:
-    """A process that uses a file. `name` is that of its program."""
+    """A process that uses a file. `name` is that of its program: `headstart` for one that Python runs."""
 
     pid: int
     name: str
@@ -25,12 +27,25 @@ def users(paths: Iterable[Path]) -> dict[Path, list[FileUser]]:
         for process in psutil.process_iter():
             try:
                 names = wanted.keys() & {*_files(process)}
-                user = FileUser(process.pid, process.name()) if names else None
+                user = FileUser(process.pid, program_name(process.name(), process.cmdline())) if names else None
             except (psutil.Error, OSError):
                 continue
             for name in names if user is not None else ():
                 found[wanted[name]].append(user)  # type: ignore[arg-type]
     return found
+
+
+def program_name(program: str, words: Sequence[str]) -> str:
+    """The name of a process's program. headstart's processes run Python, and so do those of its models.
+
+    Args:
+        program: as the system names it.
+        words: of its command line.
+    """
+    if not program.casefold().startswith("python"):
+        return program
+    by_module = any(flag == "-m" and word.partition(".")[0] == "headstart" for flag, word in itertools.pairwise(words))
+    return "headstart" if by_module or any(os.path.basename(word) == "headstart" for word in words[1:2]) else program
 
 
 def _files(process: psutil.Process) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from headstart.engines import model_folder
 from headstart.errors import HubError, ModelError
 from headstart.hub.cache import HubCache
-from headstart.hub.client import HubClient, Repository
+from headstart.hub.client import HubClient, Repository, offline
 from headstart.hub.download import download, missing
 from headstart.hub.finders import repository_models
 from headstart.hub.folders import Folders
@@ -48,7 +48,8 @@ def resolve(text: str, on_progress: OnProgress = ignore, folders: Folders | None
 
 
 def pull(text: str, on_progress: OnProgress = ignore, folders: Folders | None = None, fits: Fits = fits_here) -> LocalModel:
-    """Fetches a model, or its latest version. What is here already is not fetched again.
+    """Fetches a model, or its latest version. What is here already is not fetched again. Where the environment forbids to ask a
+    hub, a model that is here is the latest version.
 
     Args:
         text: `OWNER/NAME[:QUANTISATION]`. Without a quantisation, it is the best one that fits. A repository without GGUF has
@@ -62,6 +63,8 @@ def pull(text: str, on_progress: OnProgress = ignore, folders: Folders | None = 
     if reference is None:
         raise ModelError(f"'{text}' is no name of a repository; give OWNER/NAME or OWNER/NAME:QUANTISATION.")
     places = folders or Folders.of()
+    if offline() and (found := look_up(text, places, fits)) is not None:
+        return found
     try:
         client = HubClient()
         repository = client.repository(reference.repo)

@@ -15,6 +15,7 @@ from headstart.api.auth import Keys
 from headstart.api.browsers import BrowserGuard
 from headstart.api.dialects import READERS
 from headstart.api.ollama import routes as ollama
+from headstart.api.pulls import Pullers
 from headstart.models import routes
 from headstart.models.choice import BELOW
 from headstart.models.front import ModelsFront
@@ -35,14 +36,20 @@ def _others() -> APIRouter:
 
 
 def create_front(
-    front: ModelsFront, *, keys: Keys, hosts: Sequence[str] = (), cors: Sequence[str] = (), page: bool = True
+    front: ModelsFront,
+    *,
+    keys: Keys,
+    hosts: Sequence[str] = (),
+    cors: Sequence[str] = (),
+    page: bool = True,
+    pullers: Pullers = "local",
 ) -> FastAPI:
     """The app of several models. It ends their processes at shutdown.
 
     Args:
         front: what is served.
         keys: requests need one of them.
-        hosts, cors, page: as in `api.app.create_app`.
+        hosts, cors, page, pullers: as in `api.app.create_app`.
 
     Raises:
         ConfigError: an entry of `hosts` or `cors` has another form.
@@ -64,6 +71,7 @@ def create_front(
         guard=BrowserGuard(hosts, cors),
         cors=cors,
         page=page,
+        pullers=pullers,
         inside=[Middleware(Proxy, front=front, routes=PassedRoutes(ROUTERS, HERE))],
     )
     app.add_middleware(PathOfModel, front=front, below=BELOW)

@@ -128,7 +128,7 @@ class PoolModels:
         pooled = self._pool.of(model)
         aliases = tuple(name for name in model.aliases if name != model.file)
         known = pooled.served or ServedModel(model.name, "unloaded", modified=self._begun, size=model.size)
-        return replace(known, state=STATES[pooled.state.phase], aliases=aliases)
+        return replace(known, state=STATES[pooled.state.phase], aliases=aliases, expires=self._pool.expires(model))
 
 
 class _EndOfModels:

@@ -87,6 +87,7 @@ class PooledModel:
         served: what its last process said of it; None before.
         dismissed: whether it is drained because the operator wants it unloaded.
         handed: what its last process has handed over, until the next one has it.
+        keep: seconds without a request after which it is unloaded, by the latest request that said so; None for the pool's.
     """
 
     model: NamedModel
@@ -101,6 +102,7 @@ class PooledModel:
     served: ServedModel | None = None
     dismissed: bool = False
     handed: Handover = field(default_factory=Handover)
+    keep: float | None = None
 
 
 class Lease:
@@ -108,13 +110,15 @@ class Lease:
 
     Attributes:
         granted: done when the model is ready, or with the error that ends the request.
+        keep: seconds without a request after which the model is unloaded then, at most the pool's; None to leave that.
     """
 
-    def __init__(self, pool: ModelPool, pooled: PooledModel, now: float) -> None:
+    def __init__(self, pool: ModelPool, pooled: PooledModel, now: float, keep: float | None = None) -> None:
         self.pooled = pooled
         self.arrived = now
         self.granted: asyncio.Future[Backend] = asyncio.get_running_loop().create_future()
         self.run = 0
+        self.keep = keep
         self._pool = pool
         self._released = False
 
@@ -188,8 +192,8 @@ class ModelPool:
     def models(self) -> Iterable[PooledModel]:
         return self._models.values()
 
-    def lease(self, model: NamedModel) -> Lease:
-        """A lease of a model, which is loaded if it is not.
+    def lease(self, model: NamedModel, keep: float | None = None) -> Lease:
+        """A lease of a model, which is loaded if it is not. `keep`: as in `Lease`.
 
         Raises:
             Overloaded: too many requests wait for it.
@@ -212,7 +216,7 @@ class ModelPool:
                 retry_after=wait,
             )
         pooled.use = pooled.use.used(now)
-        lease = Lease(self, pooled, now)
+        lease = Lease(self, pooled, now, keep)
         pooled.waiting.append(lease)
         self._step()
         return lease
@@ -248,6 +252,17 @@ class ModelPool:
             return f"unloading {name}, then loading it again"
         leaving = [other.model.name for other in self.models if other.state.phase in (Phase.DRAINING, Phase.UNLOADING)]
         return f"unloading {', '.join(leaving)}, then loading {name}" if leaving else f"waiting to load {name}"
+
+    def _kept_for(self, pooled: PooledModel) -> float:
+        """Seconds without a request after which a model is unloaded: what a request asked for, within the operator's limit."""
+        return min(self._idle_unload, math.inf if pooled.keep is None else pooled.keep)
+
+    def expires(self, model: NamedModel) -> float | None:
+        """When a loaded model is unloaded if nobody uses it, in seconds since 1970; None for never."""
+        pooled = self.of(model)
+        if pooled.state.phase is not Phase.READY or (kept := self._kept_for(pooled)) == math.inf:
+            return None
+        return time.time() + kept - (self._clock() - pooled.since if pooled.state.idle else 0.0)
 
     def unload(self, model: NamedModel) -> bool:
         """Unloads a model when its running requests are over. Returns at once; false if it is not loaded."""
@@ -301,12 +316,12 @@ class ModelPool:
                     pooled.state = pooled.state.resume()
                     self._grant(pooled)
         for pooled in self.models:
-            if pooled.state.idle and self._idle_unload != math.inf:
-                if now - pooled.since >= self._idle_unload:
+            if pooled.state.idle and (ends := pooled.since + self._kept_for(pooled)) < math.inf:
+                if now >= ends:
                     log.info("unloading", model=pooled.model.name, idle_seconds=round(now - pooled.since))
                     self._unload(pooled)
                 else:
-                    wakes = min(wakes, pooled.since + self._idle_unload)
+                    wakes = min(wakes, ends)
         wall = time.time()
         for pooled in self.models:
             if pooled.handed.ends <= wall:  # what must be deleted by now
@@ -328,6 +343,7 @@ class ModelPool:
             if not lease.granted.done():
                 pooled.state = pooled.state.begin()
                 lease.run = pooled.state.run
+                pooled.keep = pooled.keep if lease.keep is None else lease.keep
                 lease.granted.set_result(pooled.process)
 
     def _place(self, pooled: PooledModel, now: float) -> bool:
@@ -355,7 +371,7 @@ class ModelPool:
         )
 
     def _load(self, pooled: PooledModel, now: float) -> None:
-        pooled.state, pooled.dismissed = pooled.state.load(now), False
+        pooled.state, pooled.dismissed, pooled.keep = pooled.state.load(now), False, None
         pooled.need = self.shares.of_model(pooled.model.size)
         self._run(self._loading(pooled, pooled.state.run, now))
 

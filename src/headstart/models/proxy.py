@@ -16,14 +16,16 @@ from urllib.parse import quote
 
 from fastapi import APIRouter
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headstart.api.body import load
 from headstart.api.caller import caller_of
-from headstart.api.errors import CLIENT_CLOSED, answer
+from headstart.api.errors import CLIENT_CLOSED, Forbidden, answer
 from headstart.api.framing import comment
+from headstart.api.ollama.encode import nothing_said
+from headstart.api.ollama.model_list import tagged
 from headstart.errors import HeadstartError, Unavailable
 from headstart.models.choice import ModelChoice, choose
 from headstart.models.front import ModelsFront
@@ -85,7 +87,13 @@ class Proxy:
             query = Request(scope).query_params
             below = scope.get("model")
             choice = choose(self._front.names, scope["method"], scope["path"], query, value, below)
-            lease = self._front.pool.peek(choice.model) if choice.looks else self._front.pool.lease(choice.model)
+            if choice.unloads:
+                response = self._unloaded(choice, scope, value.get("model"))
+                await response(scope, receive, send)
+                return
+            keep = choice.keep if scope["operator"] else None  # as for loading and unloading by name
+            pool = self._front.pool
+            lease = pool.peek(choice.model) if choice.looks else pool.lease(choice.model, keep)
         except HeadstartError as error:
             await self._refuse(error, scope, receive, send)
             return
@@ -101,6 +109,14 @@ class Proxy:
         finally:
             self._front.drain.calls.discard(call)
             lease.release()
+
+    def _unloaded(self, choice: ModelChoice, scope: Scope, name: str | None) -> Response:
+        """Unloads a model when its running requests are over. Raises Forbidden if the caller may not."""
+        if not scope["operator"]:
+            raise Forbidden("Unloading a model needs the operator's key.")
+        self._front.pool.unload(choice.model)
+        chat = scope["path"] == "/api/chat"
+        return JSONResponse(nothing_said(name or tagged(choice.model.name), chat=chat, unload=True))
 
     async def _refuse(self, error: HeadstartError, scope: Scope, receive: Receive, send: Send) -> None:
         if isinstance(error, LoadRefused) and scope["operator"]:

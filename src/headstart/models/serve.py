@@ -54,7 +54,9 @@ def serve(several: SeveralModels, network: Network) -> None:
     try:
         front = front_of(several, network, entrance.keys)
         page = not several.settings.no_web
-        app = create_front(front, keys=entrance.keys, hosts=network.hosts, cors=network.cors, page=page)
+        app = create_front(
+            front, keys=entrance.keys, hosts=network.hosts, cors=network.cors, page=page, pullers=network.pullers
+        )
         shares = front.pool.shares
         structlog.get_logger("headstart").info(
             f"serving {count(len(front.names.models), 'model')}",

@@ -148,3 +148,14 @@ class OllamaGenerateEncoder(OllamaEncoder):
 
     def said(self, text: str = "", thinking: str = "", calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         return {"response": text, **({"thinking": thinking} if thinking else {})}
+
+
+def nothing_said(name: str, *, chat: bool, unload: bool) -> dict[str, Any]:
+    """The answer to a body without messages or prompt, which only loads or unloads a model. It is never streamed.
+
+    Args:
+        name: of the model, as the caller wrote it.
+        chat: whether the body is one of /api/chat.
+    """
+    said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
+    return {"model": name, "created_at": now(), **said, "done": True, "done_reason": "unload" if unload else "load"}

@@ -14,6 +14,7 @@ import structlog
 
 from headstart.api.errors import OLLAMA
 from headstart.api.framing import NDJSON
+from headstart.api.pulls import Pulls
 from headstart.api.service import Service
 from headstart.errors import Cancelled, HeadstartError, HubError, InvalidRequest, ModelError, RequestError
 from headstart.hub.progress import PullProgress
@@ -37,14 +38,16 @@ class Download:
     """One download.
 
     Args:
+        pulls: of the server.
         name: a served model, for which nothing is fetched, or `OWNER/NAME[:QUANTISATION]`.
 
     Raises:
         InvalidRequest: the name is neither.
     """
 
-    def __init__(self, service: Service, name: str) -> None:
+    def __init__(self, service: Service, pulls: Pulls, name: str) -> None:
         self._service = service
+        self._pulls = pulls
         self._name = name
         self._served = service.models.named(name) is not None
         if not self._served and parse(name) is None:
@@ -54,11 +57,12 @@ class Download:
         self._gone = False
 
     async def run(self) -> None:
-        """Fetches the model. Raises InvalidRequest, HubFailed, or Cancelled if the caller is gone or the server stops."""
+        """Fetches the model. Raises InvalidRequest, HubFailed, Overloaded, or Cancelled if the caller is gone or the server
+        stops."""
         if self._served:
             return
         try:
-            await asyncio.to_thread(pull, self._name, self._report)
+            await asyncio.to_thread(self._fetch)
         except HubError as error:
             raise HubFailed(error.with_flags) from None
         except ModelError as error:
@@ -89,6 +93,10 @@ class Download:
         finally:
             self._gone = True
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _fetch(self) -> None:
+        with self._pulls.one():
+            pull(self._name, self._report)
 
     def _report(self, progress: PullProgress) -> None:
         """Called in the thread of the download."""

@@ -9,13 +9,12 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from headstart.api.auth import OPERATOR
 from headstart.api.body import parse
-from headstart.api.errors import Forbidden, NotImplementedHere
+from headstart.api.errors import NotImplementedHere
 from headstart.api.framing import NDJSON
 from headstart.api.handler import answer
 from headstart.api.ollama.conversation import reply_seed
-from headstart.api.ollama.encode import OllamaChatEncoder, OllamaGenerateEncoder, now
+from headstart.api.ollama.encode import OllamaChatEncoder, OllamaGenerateEncoder, nothing_said
 from headstart.api.ollama.model_list import listed, running, shown, tagged
 from headstart.api.ollama.prompt import chat_of, generate_of, raw_of
 from headstart.api.ollama.pull import SUCCESS, Download
@@ -104,13 +103,12 @@ async def version(request: HttpRequest) -> Response:
 
 @router.post("/api/pull", openapi_extra=takes(OllamaPullRequest), responses={**OLLAMA_ERRORS, **OLLAMA_PROGRESS})
 async def pull(request: HttpRequest) -> Response:
-    """Fetches a model from a hub. Only the operator may: it fills the disk."""
-    if not request.scope["operator"]:
-        raise Forbidden(f"Fetching a model needs the key named '{OPERATOR}' in --api-key-file.")
-    service = service_of(request)
+    """Fetches a model from a hub. It fills the disk, so only the operator may, and without keys a caller on this machine."""
+    service, pulls = service_of(request), request.app.state.pulls
+    pulls.check(request.scope)
     service.drain.check()
     body = parse(OllamaPullRequest, await service.body(request))
-    download = Download(service, body.wanted)
+    download = Download(service, pulls, body.wanted)
     if body.stream is not False:
         return StreamingResponse(download.lines(), media_type=NDJSON.media_type)
     await download.run()
@@ -138,7 +136,7 @@ def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes)
     body = parse(OllamaChatRequest, data)
     name = _name(service, body)
     if not body.messages:
-        return _loaded(name, body, {"message": {"role": "assistant", "content": ""}})
+        return JSONResponse(nothing_said(name, chat=True, unload=body.unloads))
     built, reader = _built(service, runtime, body, chat_of(body, service.salting(request)))
     encoder = OllamaChatEncoder(name, built, reader, scored=body.scores is not None)
     return Understood(body, [built], encoder, body.streams)
@@ -148,7 +146,7 @@ def _generate(service: Service, runtime: Runtime, request: HttpRequest, data: by
     body = parse(OllamaGenerateRequest, data)
     name = _name(service, body)
     if not body.prompt:
-        return _loaded(name, body, {"response": ""})
+        return JSONResponse(nothing_said(name, chat=False, unload=body.unloads))
     reader: ReplyReader | None = None
     if body.raw:
         prompt = raw_of(body, runtime.prompts, service.salting(request))
@@ -172,12 +170,6 @@ def _name(service: Service, body: OllamaBody) -> str:
     """The name to answer with: the caller's own. Raises NotFound."""
     model = service.check_model(body.model)
     return body.model or tagged(model.id)
-
-
-def _loaded(name: str, body: OllamaBody, reply: dict[str, Any]) -> Response:
-    """The answer to a body that only says how long to keep the model. It is loaded when this server serves, and stays."""
-    reason = "unload" if body.unloads else "load"
-    return JSONResponse({"model": name, "created_at": now(), **reply, "done": True, "done_reason": reason})
 
 
 def _params(body: OllamaBody, usual: Sampling) -> GenerationParams:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Annotated, Any, Literal, Required
 
@@ -20,7 +21,8 @@ TEXT_ONLY = "this server reads text only"
 
 _DURATION = re.compile(r"[-+]?(?:0|(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+)")
 """A duration as Go writes it: `5m`, `1h30m`, `-1s`, `0`."""
-_NUMBER = re.compile(r"\d+\.?\d*|\.\d+")
+_PART = re.compile(r"(\d+\.?\d*|\.\d+)([a-zµμ]*)")
+_UNITS = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def _duration(value: float | str) -> float | str:
@@ -36,11 +38,16 @@ KeepAlive = Annotated[
 """Seconds, or a duration like `5m`. A negative one means for ever."""
 
 
-def is_zero(keep_alive: float | str | None) -> bool:
-    """Whether a time to keep the model asks to unload it at once."""
-    if isinstance(keep_alive, str):
-        return all(float(number) == 0 for number in _NUMBER.findall(keep_alive))
-    return keep_alive == 0
+def keep_seconds(keep_alive: object) -> float | None:
+    """For how many seconds without a request a model is kept, by a body's `keep_alive`: 0 to unload it at once, infinite to
+    keep it. None if the body does not say so.
+    """
+    if isinstance(keep_alive, str) and _DURATION.fullmatch(keep_alive) is not None:
+        seconds = math.fsum(float(number) * _UNITS[unit] for number, unit in _PART.findall(keep_alive))
+        return math.inf if keep_alive.startswith("-") and seconds else seconds
+    if isinstance(keep_alive, int | float) and not isinstance(keep_alive, bool) and not math.isnan(keep_alive):
+        return math.inf if keep_alive < 0 else float(keep_alive)
+    return None
 
 
 def _no_images(value: list[str] | None) -> list[str] | None:
@@ -183,7 +190,7 @@ class OllamaBody(Body):
     @property
     def unloads(self) -> bool:
         """Whether it asks to unload the model, if there is nothing to answer."""
-        return is_zero(self.keep_alive)
+        return keep_seconds(self.keep_alive) == 0
 
 
 class OllamaChatRequest(OllamaBody):

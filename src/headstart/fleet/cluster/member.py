@@ -163,6 +163,7 @@ class Member:
             hosts=setup.allow_host,
             cors=setup.cors,
             page=not setup.settings.no_web,
+            pullers="operator",  # a proxy of the fleet hides where callers are
             replica_tag=replica_tag(self._name),
             elsewhere=fleet,
         )
