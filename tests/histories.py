@@ -70,6 +70,8 @@ class Tally:
         restoring: histories in which a compared request restored at least two blocks from memory.
         wrong: compared requests whose logits differ from those of a cold run.
         wrong_replies: compared requests whose reply has a different log-probability somewhere.
+        prompts: lengths of the compared prompts, in tokens.
+        reused: tokens of these prompts that were not computed.
     """
 
     histories: int = 0
@@ -77,7 +79,18 @@ class Tally:
     restoring: int = 0
     wrong: int = 0
     wrong_replies: int = 0
+    prompts: list[int] = field(default_factory=list)
+    reused: int = 0
     events: Counter[str] = field(default_factory=Counter)
+
+
+    def __str__(self) -> str:
+        wrong, long = self.wrong + self.wrong_replies, [length for length in self.prompts if length > 1_500]
+        return (
+            f"{self.histories} histories, {wrong} of {self.compared} wrong; {self.restoring} restored two blocks or more; "
+            f"{len(long)} prompts of more than 1,500 tokens, up to {max(self.prompts, default=0)}; "
+            f"{self.reused:,} of {sum(self.prompts):,} tokens reused"
+        )
 
 
 @dataclass
@@ -186,6 +199,8 @@ class Lab:
         report = answer.report
         assert report.prompt == report.live + report.restored + report.computed
         self.tally.events["live"] += report.live > 0
+        self.tally.prompts.append(report.prompt)
+        self.tally.reused += report.live + report.restored
         return report.restored
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headstart.engines.numpy_sampler import NumpySampler
+from headstart.engines.numpy_sampler import NumpySampler, largest
 from headstart.interfaces.engine import GREEDY, Sampling
 
 LOGITS = np.log(np.array([0.5, 0.2, 0.15, 0.1, 0.05], np.float32))
@@ -34,6 +34,14 @@ def drawn(sampling: Sampling, times: int = 400) -> set[int]:
 )
 def test_what_can_be_drawn(change: dict[str, object], possible: set[int]) -> None:
     assert drawn(replace(PLAIN, **change)) == possible  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [1, 7, 40, 150, 999, 1000])
+def test_largest_is_a_sort(count: int) -> None:
+    dice = np.random.default_rng(count)
+    for scores in (dice.normal(size=1000), dice.integers(0, 5, 1000), np.where(dice.random(1000) < 0.01, 1.0, -np.inf)):
+        found = largest(scores.astype(np.float32), count)
+        assert np.array_equal(found, np.argsort(-scores, kind="stable")[:count])
 
 
 def test_odds() -> None:
