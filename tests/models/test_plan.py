@@ -17,6 +17,13 @@ def test_as_many_models_are_kept_as_fit_with_their_conversations() -> None:
     assert MemoryShares.of(4 * GIB + 1, [4 * GIB, 2 * GIB]).keep == 1
 
 
+def test_the_devices_must_hold_the_largest_models_that_are_loaded_at_the_same_time() -> None:
+    weights = [1 * GIB, 4 * GIB, 2 * GIB]
+    assert MemoryShares.of(16 * GIB, weights, 2).together == (4 * GIB, 2 * GIB)
+    assert MemoryShares.of(16 * GIB, weights, 1).together == ()
+    assert MemoryShares.of(16 * GIB, weights[:1], 3).together == ()
+
+
 @given(
     st.integers(1, 64 * GIB), st.lists(st.integers(1, 32 * GIB), min_size=1, max_size=6), st.none() | st.integers(1, 6)
 )

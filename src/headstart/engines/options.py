@@ -24,6 +24,8 @@ class EngineOptions:
         reserve: bytes of host memory that must stay free beside the model and its slots, because the caller will use them.
             None for what the engine's caller needs at least to store conversations.
         memory: most bytes of host memory for all of it, `reserve` included; None for what is free.
+        together: bytes of weights of the models that GPUs must hold at the same time, where several are loaded: of the largest
+            ones; empty if there is one model.
         exact: whether decoding must give the same bits every time, even if that makes it slower.
         llama_lib: the user's library of llama.cpp, or its folder; None for the one that the environment names, or that
             llama-cpp-python brings.
@@ -39,6 +41,7 @@ class EngineOptions:
     lora: Path | None = None
     reserve: int | None = None
     memory: int | None = None
+    together: tuple[int, ...] = ()
     exact: bool = False
     llama_lib: Path | None = None
     state_dir: Path | None = None

@@ -528,15 +528,17 @@ def load(
     *,
     listener: Listener | None = None,
     several: bool = False,
+    together: Sequence[int] = (),
 ) -> Headstart:
     """`open` for complete settings. Raises what `open` raises.
 
     Args:
         listener: hears what the runtime holds and does.
         several: whether the settings were given for several models. Those of another engine are then left out, not refused.
+        together: as in `EngineOptions`.
     """
     settings.template()  # raises before the model is loaded and proved
     check_shared(settings)
-    given = settings.engine_options()
+    given = dataclasses.replace(settings.engine_options(), together=tuple(together))
     options = registry.without_foreign(given) if several else given
     return Headstart(Runtime(lambda: registry.load(options, progress), settings, listener=listener))

@@ -44,6 +44,7 @@ class ProcessSetup:
         keep_noise: names of rules in `normalize.RULES` to leave out.
         known: the keys whose tenants have a limit of their own for what is kept.
         log_format: of its log.
+        together: as in `EngineOptions`.
         handed: what the last process of this model has handed over.
     """
 
@@ -54,6 +55,7 @@ class ProcessSetup:
     keep_noise: tuple[str, ...] = ()
     known: tuple[PassedKey, ...] = field(default=(), repr=False)
     log_format: LogFormat = "console"
+    together: tuple[int, ...] = ()
     handed: Handover = field(default_factory=Handover, repr=False)
 
 

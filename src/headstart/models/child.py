@@ -115,7 +115,7 @@ def serve(setup: ProcessSetup, front: socket.socket) -> None:
             say(front, progress=round(share, 3))
 
     def loaded() -> Runtime:
-        runtime = load(setup.settings, report, several=True).runtime
+        runtime = load(setup.settings, report, several=True, together=setup.together).runtime
         runtime.watch(PrefillLog())
         return runtime
 

@@ -30,11 +30,13 @@ class MemoryShares:
         total: bytes for all models.
         keep: most models that are loaded at the same time.
         rest: bytes of each loaded model beside its weights.
+        together: weights of the largest models that may be loaded at the same time; empty if it is one model at a time.
     """
 
     total: int
     keep: int
     rest: int
+    together: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, total: int, weights: Sequence[int], keep: int | None = None) -> MemoryShares:
@@ -57,7 +59,7 @@ class MemoryShares:
         left = total - sum(held)
         # If the largest models do not fit together, others still may: memory decides which ones.
         rest = left // len(held) if left >= len(held) * LEAST_REST else min(LEAST_REST, (total - largest[-1]) // len(held))
-        return cls(total, keep, rest)
+        return cls(total, keep, rest, tuple(held) if len(held) > 1 else ())
 
     def of_model(self, weights: int) -> int:
         """Bytes that a model with these weights may use."""

@@ -92,6 +92,7 @@ def front_of(several: SeveralModels, network: Network, keys: Keys) -> ModelsFron
             tuple(network.keep_noise),
             tuple(limits),
             network.log_format,
+            shares.together,
             handed,
         )
 

@@ -7,7 +7,18 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.engines.llama.device_plan import ALL, GOOD_CTX, DeviceMemory, DevicePlan, ModelNeeds, alternatives, plan
+from headstart.engines.llama.device_plan import (
+    ALL,
+    BUFFERS,
+    GOOD_CTX,
+    MARGIN,
+    DeviceMemory,
+    DevicePlan,
+    ModelNeeds,
+    alternatives,
+    part,
+    plan,
+)
 
 GIB = 1 << 30
 SEVEN_B = ModelNeeds(weights=4 * GIB, layers=32, kv=128 << 10, trained=131_072)
@@ -39,6 +50,18 @@ def test_where_all_fits_all_is_on_the_device() -> None:
     assert found.ctx is not None
     assert found.ctx >= GOOD_CTX
     assert plan(SEVEN_B, card(12)).slots == 1
+
+
+@given(st.integers(1 << 30, 100 * GIB), st.lists(st.integers(1, 60 * GIB), min_size=2, max_size=5), st.data())
+def test_models_that_are_loaded_together_get_no_more_than_there_is(total: int, weights: list[int], data: st.DataObject) -> None:
+    keep = data.draw(st.integers(2, len(weights)))
+    together = sorted(weights, reverse=True)[:keep]
+    loaded = data.draw(st.permutations(weights))[:keep]
+    parts = [part(total, size, together) for size in loaded]
+    assert sum(parts) <= total + keep
+    if sum(together) + keep * BUFFERS <= int(MARGIN * total):
+        assert all(DeviceMemory("", found, False).usable >= size - 1 for found, size in zip(parts, loaded, strict=True))
+    assert part(total, weights[0], ()) == total
 
 
 def test_where_less_fits_tokens_go_first_then_layers() -> None:

@@ -10,7 +10,7 @@ import tiny
 from headstart.cli.doctor import plan_table
 from headstart.engines.llama import devices as llama_devices
 from headstart.engines.llama.binding import lib
-from headstart.engines.llama.device_plan import ALL
+from headstart.engines.llama.device_plan import ALL, BUFFERS
 from headstart.engines.llama.devices import CPU, GPU, INTEGRATED, Device
 from headstart.engines.llama.engine import LlamaEngine
 from headstart.engines.llama.placement import PlannedLayers, needs_of, place
@@ -88,3 +88,27 @@ def test_the_slots_are_those_that_the_card_allows(tiny_model: Path, devices: lis
     table = plan_table(details["gpu_plan"])
     assert table.row_count == len(wanted.table)
     assert "memory of its own" in str(table.title)
+
+
+def test_two_models_share_a_card_whoever_is_loaded_first(tmp_path: Path, devices: list[Device]) -> None:
+    """Each finds the card as the other one has left it, and both have all their layers there."""
+    models = [tiny.write(tmp_path / f"{name}.gguf", "llama", seed=number) for number, name in enumerate("ab")]
+    together = tuple(model.stat().st_size for model in models)
+    total = free = 1400 * MIB
+    for model in models:
+        devices[1:] = [Device(GPU, "card", free, total)]
+        alone, found = placed(model).plan, placed(model, together=together).plan
+        assert alone is not None
+        assert found is not None
+        assert found.layers == ALL
+        assert found.bytes + BUFFERS <= total // 2
+        free -= found.bytes + BUFFERS
+    assert free >= 0
+    devices[1:] = [Device(GPU, "card", total // 8, total)]  # another program has the rest
+    left = placed(models[0], together=together).plan
+    assert left is not None
+    assert left.device.free == total // 8
+    devices[1:] = [Device(INTEGRATED, "chip", free, total)]  # the host's memory has been shared by the server
+    shared = placed(models[0], together=together).plan
+    assert shared is not None
+    assert shared.device.free == free

@@ -1,12 +1,14 @@
 """Device plan: which layers go to a GPU, and how many slots of how many tokens its memory allows. Pure.
 
 A layer's KV is where its weights are. A *discrete* GPU has memory of its own. A *unified* one uses the host's: there layers
-cost nothing more, and the host's plan (`memory_plan`) decides about slots. Sizes are estimates, so a margin stays free. No
-machine with a GPU was at hand when this was written: the margins are not measured.
+cost nothing more, and the host's plan (`memory_plan`) decides about slots. Where several models are loaded, each has a part of
+a discrete GPU. Sizes are estimates, so a margin stays free. No machine with a GPU was at hand when this was written: the
+margins are not measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 ALL = -1
@@ -44,7 +46,7 @@ class ModelNeeds:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """A GPU: its name, the free bytes, and whether they are the host's memory."""
+    """A GPU: its name, the bytes that a model may use, which are free, and whether they are the host's memory."""
 
     name: str
     free: int
@@ -53,6 +55,26 @@ class DeviceMemory:
     @property
     def usable(self) -> int:
         return max(0, int(MARGIN * self.free) - BUFFERS)
+
+
+def part(total: int, weights: int, together: Sequence[int]) -> int:
+    """Bytes of a device for one of several models, so that no loaded model takes what another one needs.
+
+    It is what the model's weights take, and an equal part of the rest. If the weights of all do not fit, it is as large a part
+    as that of the model's weights. The parts of models are together at most `total`, if there are no more of them than in
+    `together`.
+
+    Args:
+        total: bytes of the device.
+        weights: bytes of the model's weights.
+        together: bytes of weights of the largest models that are loaded at the same time; empty for a model alone.
+    """
+    if not together:
+        return total
+    rest = int(MARGIN * total) - len(together) * BUFFERS - sum(together)
+    if rest < 0:
+        return total * weights // max(1, *together, sum(together))
+    return int((weights + rest // len(together) + BUFFERS) / MARGIN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from headstart.engines.llama import devices as llama_devices
 from headstart.engines.llama.binding import lib
-from headstart.engines.llama.device_plan import ALL, DeviceMemory, DevicePlan, ModelNeeds, alternatives, plan
+from headstart.engines.llama.device_plan import ALL, DeviceMemory, DevicePlan, ModelNeeds, alternatives, part, plan
 from headstart.engines.llama.identity import metadata
 from headstart.engines.llama.load import CTX_STEP, open_vocabulary
 from headstart.engines.options import EngineOptions
@@ -47,9 +47,10 @@ def place(path: Path, files: Sequence[Path], options: EngineOptions) -> PlannedL
         ModelError: the file cannot be read.
     """
     chosen = options.gpu_layers
-    if chosen == 0 or not lib.llama_supports_gpu_offload() or (device := _device()) is None:
+    weights = sum(file.stat().st_size for file in files)
+    if chosen == 0 or not lib.llama_supports_gpu_offload() or (device := _device(weights, options.together)) is None:
         return PlannedLayers(chosen or 0)
-    needs = needs_of(path, sum(file.stat().st_size for file in files), options.kv_type)
+    needs = needs_of(path, weights, options.kv_type)
     found = plan(needs, device, ctx=options.ctx, slots=options.slots, layers=chosen)
     rows = {_NOW: found}
     if chosen is None:
@@ -80,15 +81,21 @@ def needs_of(path: Path, weights: int, kv_type: str) -> ModelNeeds:
         lib.llama_model_free(model)
 
 
-def _device() -> DeviceMemory | None:
-    """The GPUs as one device, as llama.cpp spreads layers over them. Integrated ones are used if there is no other."""
+def _device(weights: int, together: Sequence[int]) -> DeviceMemory | None:
+    """The GPUs as one device, as llama.cpp spreads layers over them. Integrated ones are used if there is no other.
+
+    Of memory that is not the host's, a model among several gets its part: the host's is shared by those who load the models.
+    """
     gpus = [device for device in llama_devices.devices() if device.is_gpu and device.total]
     used = [device for device in gpus if device.kind == llama_devices.GPU] or gpus
     if not used:
         return None
     shared = sys.platform == "darwin" and platform.machine() == "arm64"  # there ggml calls it a GPU
     unified = shared or all(device.kind == llama_devices.INTEGRATED for device in used)
-    return DeviceMemory(", ".join(device.name for device in used), sum(device.free for device in used), unified)
+    free = sum(device.free for device in used)
+    if not unified:
+        free = min(free, part(sum(device.total for device in used), weights, together))
+    return DeviceMemory(", ".join(device.name for device in used), free, unified)
 
 
 def _row(name: str, found: DevicePlan) -> dict[str, Any]:
