@@ -63,8 +63,21 @@ def test_haproxy_asks_as_the_front_expects() -> None:
 
 def test_the_variables_of_direct_mode_are_read() -> None:
     constants = source("constants.py") + source("common.py") + source("haproxy.py")
-    for name in launch.DIRECT:
+    for name in (*launch.DIRECT, *launch.PORTS):
         assert name in constants, name
+
+
+def test_two_fleets_on_one_machine_have_different_ports() -> None:
+    one, other = (launch.environment(direct=True, local=True) for _ in range(2))
+    ports = [one[name] for name in launch.PORTS]
+    assert len({*ports}) == len(launch.PORTS)
+    assert not {"8404", "9101", "8500", "9500"} & {*ports}
+    assert one.keys() == other.keys() == {*launch.LOCAL, *launch.DIRECT, *launch.PORTS}
+
+
+def test_a_cluster_that_runs_keeps_its_ports() -> None:
+    assert launch.environment(direct=True, local=False) == launch.DIRECT
+    assert launch.environment(direct=False, local=True) == launch.LOCAL
 
 
 def test_the_front_answers_with_a_replica() -> None:

@@ -6,10 +6,11 @@ import importlib.util
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from headstart.errors import ConfigError
@@ -34,6 +35,11 @@ DIRECT = {
 """The environment of all of Ray's processes in direct mode. On a cluster of many machines `ray start` needs it."""
 LOCAL = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1"}
 """The environment of a local cluster. A dead proxy is replaced after three failed checks, which by default takes 25 s."""
+PORTS = (
+    *("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT"),
+    *("RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT"),
+)
+"""Ports of direct mode that Ray has fixed. A local cluster gets free ones, so that two fleets can run on one machine."""
 
 
 def check() -> None:
@@ -64,7 +70,7 @@ def fleet(
         ConfigError: Ray is missing or cannot be reached, the fleet does not start, or Serve has another host and port already.
     """
     check()
-    for name, value in {**({} if address else LOCAL), **(DIRECT if direct else {})}.items():
+    for name, value in environment(direct=direct, local=address is None).items():
         os.environ.setdefault(name, value)  # Ray reads it when it is imported, and its processes inherit it
     import ray
     from ray import serve
@@ -94,6 +100,23 @@ def fleet(
         if address is None:
             serve.shutdown()
         ray.shutdown()
+
+
+def environment(*, direct: bool, local: bool) -> dict[str, str]:
+    """The variables that Ray's processes need.
+
+    Args:
+        local: Ray is started on this machine, for this fleet alone.
+    """
+    ports = free_ports(len(PORTS)) if direct and local else ()
+    return {**(LOCAL if local else {}), **(DIRECT if direct else {}), **dict(zip(PORTS, map(str, ports), strict=False))}
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Different ports that nobody listens on now, on any interface."""
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
+        return tuple(listener.getsockname()[1] for listener in listeners)
 
 
 def stop(address: str) -> None:
