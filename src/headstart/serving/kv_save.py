@@ -100,16 +100,32 @@ class KvSave:
         if slot.request_traits is not UNKNOWN_REQUEST:
             self._store.retention.replied([entry.id for entry, _ in wanted], slot.request_traits)
 
+    def computed(self, slot: Slot) -> None:
+        """A prompt is computed. If other servers get it, its blocks are saved after this step: when the reply is over, the
+        conversation may go on elsewhere."""
+        slot.moves = "computed" in self._store.shared.saves
+
     def secure(self, slots: Sequence[Slot]) -> None:
-        """Saves the finished blocks of one slot that has been busy for long."""
+        """Saves the finished blocks of slots whose prompts are computed, else of the one that has been busy for longest."""
+        if moving := [slot for slot in slots if slot.moves]:
+            for slot in moving:
+                slot.moves = False
+                if self._exposed(slot):
+                    self._secure(slot)
+            return
         now = self._store.clock()
         least = SECURE_SHARED if "computed" in self._store.shared.saves else SECURE
-        for slot in slots:
-            if now >= slot.secured + max(least, self._cost / SECURE_SHARE) and self._exposed(slot):
-                self.save(slot, again=True)
-                slot.secured = self._store.clock()
-                self._cost = slot.secured - now
+        pause = max(least, self._cost / SECURE_SHARE)
+        for slot in sorted(slots, key=lambda slot: slot.secured):
+            if now >= slot.secured + pause and self._exposed(slot):
+                self._secure(slot)
                 return
+
+    def _secure(self, slot: Slot) -> None:
+        now = self._store.clock()
+        self.save(slot, again=True)
+        slot.secured = self._store.clock()
+        self._cost = slot.secured - now
 
     def _exposed(self, slot: Slot) -> bool:
         """Whether a crash would lose finished blocks of `slot`."""

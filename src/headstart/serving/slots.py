@@ -25,6 +25,7 @@ class Slot:
         kept: whether everything worth keeping was saved, so that nothing is lost when the slot is overwritten.
         busy: whether a request is using it.
         secured: when its finished blocks were last saved, or when its request began.
+        moves: whether its finished blocks must be saved soon, because other servers may need them.
         request_traits: the traits of its last request.
         now: when the text that is added to it was first stored, in seconds since 1970.
         forsaken: whether its content was erased elsewhere, so that none of it may be saved.
@@ -39,6 +40,7 @@ class Slot:
         self.busy = False
         self.last_used = 0.0
         self.secured = 0.0
+        self.moves = False
         self.request_traits = UNKNOWN_REQUEST
         self.now = 0.0
         self.forsaken = False
