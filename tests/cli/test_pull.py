@@ -18,7 +18,7 @@ from headstart.cli.pull import sentence
 from headstart.hub.folders import Folders
 from headstart.hub.progress import PullProgress
 from hub_server import HubRepo, HubServer, hub_server
-from process import HEADSTART, environment, serving
+from process import FOLDERS, HEADSTART, environment, serving, started
 
 NAME = "Own/Tiny-GGUF"
 SIZE = 2_000_000
@@ -149,3 +149,32 @@ def test_serve_fetches_what_is_not_here(
         assert answer.status_code == 200, answer.text
         assert answer.json()["model"] == f"{NAME}:F16"
         assert server.end() == 0
+
+
+@pytest.mark.slow
+def test_one_command_on_a_fresh_machine_also_after_kill_9_in_its_download(
+    hub: HubServer, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Nothing is set but the home and the hub. The second try fetches the rest, and answers."""
+    data = tiny_model.read_bytes()
+    hub.repos[NAME] = HubRepo({"tiny-F16.gguf": data})
+    others = ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_STATE_HOME", *FOLDERS)
+    unset = [word for name in others for word in ("-u", name)]
+    command = ["env", *unset, f"HOME={tmp_path}", f"HF_ENDPOINT={hub.url}", *HEADSTART, "serve", NAME]
+    command += ["--ctx", "512", "--threads", "1", "--memory-budget", "16MiB", "--port", "0"]
+    hub.faults.stall = len(data) * 2 // 5
+    with started(command) as server:
+        wait_for(lambda: any(path.stat().st_size >= len(data) // 5 for path in tmp_path.rglob("*.incomplete")))
+        server.process.kill()
+        server.rest()
+    hub.faults.stall = None
+    hub.faults.resume.set()
+    with started(command) as server:
+        url = server.address()
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert server.end() == 0
+    assert not list(tmp_path.rglob("*.incomplete"))
+    assert not hub.contents()[-1].range.startswith("bytes=0-")
+    assert (tmp_path / ".cache" / "huggingface").is_dir()

@@ -9,7 +9,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -269,8 +269,6 @@ def test_a_broken_model_is_refused_with_its_cause_and_others_are_served(folder: 
         server.rest()
 
 
-
-
 @pytest.mark.slow
 def test_keys_and_tenants_are_checked_at_the_front_and_kept_apart_behind_it(folder: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
@@ -321,3 +319,70 @@ def test_a_front_that_is_killed_while_a_model_loads_leaves_nothing_behind(folder
         server.rest()
     with serving(f"a={folder / 'attention.gguf'}", f"b={folder / 'windows.gguf'}", *OPTIONS) as server:
         assert httpx.post(f"{server.address()}{CHAT}", json=body, timeout=90).status_code == 200
+
+
+def begun(call: Callable[[], object]) -> threading.Thread:
+    """A call in a thread. Errors of the connection end it."""
+
+    def run_it() -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            call()
+
+    thread = threading.Thread(target=run_it)
+    thread.start()
+    return thread
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_while_it_loads_fails_its_requests_and_the_next_one_loads_it(folder: Path) -> None:
+    answers: list[httpx.Response] = []
+    models = (f"a={folder / 'attention.gguf'}", f"b={folder / 'windows.gguf'}")
+    with serving(*models, *OPTIONS) as server, httpx.Client(base_url=server.address(), timeout=90) as http:
+        body = {"model": "a", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 2}
+        thread = begun(lambda: answers.append(httpx.post(f"{http.base_url}{CHAT}", json=body, timeout=60)))
+        wait_until(lambda: state(http, "a")["state"] == "loading" and "pid" in state(http, "a"))
+        os.kill(state(http, "a")["pid"], signal.SIGKILL)
+        thread.join(30)
+        assert answers[0].status_code == 503
+        assert "ended by SIGKILL" in answers[0].json()["error"]["message"]
+        assert state(http, "a")["state"] == "failed"
+        wait_until(lambda: http.post(CHAT, json=body).status_code == 200)
+        assert server.end() == 0
+        server.rest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["process", "front"])
+def test_a_kill_during_an_unload_leaves_nothing_that_a_restart_does_not_mend(who: str, folder: Path, tmp_path: Path) -> None:
+    """A stopped process stands for one that takes long to save. What it had not saved is computed again, with the same bits."""
+    options = ("--reuse", "exact", "--keep-loaded", "1", *OPTIONS)
+    models = (f"a={folder / 'attention.gguf'}", f"b={folder / 'windows.gguf'}", *options)
+    messages = [{"role": "user", "content": 6 * TEXT}]
+    variables = {"HEADSTART_CACHE_DIR": str(tmp_path)}
+    with serving(*models, **variables) as server, httpx.Client(base_url=server.address(), timeout=90) as http:
+        wanted = text_of(talk(http, "a", messages))
+        process = psutil.Process(state(http, "a")["pid"])
+        process.suspend()
+        thread = begun(lambda: httpx.post(f"{http.base_url}{CHAT}", json={"model": "b", "messages": messages}, timeout=60))
+        wait_until(lambda: state(http, "a")["state"] == "unloading")
+        if who == "process":
+            process.kill()
+            thread.join(60)
+            assert state(http, "b")["state"] == "ready"
+            assert text_of(talk(http, "a", messages)) == wanted
+            assert server.end() == 0
+        else:
+            children = psutil.Process(server.process.pid).children()
+            server.process.kill()
+            process.resume()
+            thread.join(60)
+            assert not psutil.wait_procs(children, timeout=60)[1]
+            server.rest()
+    with serving(*models, **variables) as server:
+        with httpx.Client(base_url=server.address(), timeout=90) as http:
+            assert text_of(talk(http, "a", messages)) == wanted
+            assert text_of(talk(http, "a", messages, cache_prompt=False)) == wanted
+        assert server.end() == 0
+        server.rest()
+    checked = run("cache", "verify", "--cache-dir", str(tmp_path))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
