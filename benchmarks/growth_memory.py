@@ -10,6 +10,7 @@ has.
 from __future__ import annotations
 
 import gc
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,8 +23,9 @@ from headstart.api.garbage import Garbage
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import Chain, block_id, root_id
 from headstart.prefix_cache.eviction import Retention
+from headstart.prefix_cache.ghosts import Ghosts
 from headstart.prefix_cache.index import Entry, EntryPlaces, Index
-from headstart.prefix_cache.reuse_model import RequestTraits
+from headstart.prefix_cache.reuse_model import RequestTraits, ReuseStats
 from headstart.tiers.memory import Memory
 
 BLOCK = 64
@@ -80,6 +82,7 @@ def measured(entries: int) -> Iterator[Row]:
         used = held(kept.fill)  # without what an empty cache takes: 460 kB, mostly for the model of reuse
         tokens = sum(entry.length for entry in kept.index)
         yield Row(f"an entry: {name}", "B", (used - 4 * tokens) / len(kept.index))
+    yield Row("a ghost", "B", _ghosts(entries // 2) / (entries // 2))
     for name, watched in (("collector: longest pass while they come", False), ("the same, with api/garbage", True)):
         yield Row(name, "µs", _longest(entries, watched=watched))
     kept = Held(entries, 10, 20)
@@ -87,6 +90,17 @@ def measured(entries: int) -> Iterator[Row]:
     begun = time.thread_time()
     gc.collect()
     yield Row("collector: a pass over everything", "µs", (time.thread_time() - begun) * 1e6)
+
+
+def _ghosts(count: int) -> int:
+    """Bytes of so many ghosts."""
+    found, dice, traits = Ghosts(), random.Random(0), RequestTraits.of(11, new=100, siblings=0, reply=100)
+
+    def fill() -> None:
+        for number in range(count):
+            found.put(dice.randbytes(32), ReuseStats(0.0, number * _TICK, 1, traits), count)
+
+    return held(fill)
 
 
 def _longest(entries: int, *, watched: bool) -> float:

@@ -333,7 +333,7 @@ def test_a_sample_of_everything_is_everything() -> None:
     one, other = ReuseModel(), ReuseModel()
     for model in (one, other):
         model.counts = retention._reuse.counts
-    one.learn([*tier.index, *retention._ghosts.values()], 5000.0)
+    one.learn([*tier.index, *(stats for _, stats in retention._ghosts.items())], 5000.0)
     for _ in other.learning(retention._sample.drawn(0, ()), 5000.0, retention._sample.weight):
         pass
     assert np.allclose(one._fit, other._fit)

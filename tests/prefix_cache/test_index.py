@@ -114,7 +114,7 @@ TestIndex = IndexMachine.TestCase
 TestIndex.settings = examples(60, stateful_step_count=30)
 
 
-CELLS = st.integers(0, 1 << 39)
+CELLS = st.integers(0, 1 << 29)
 
 
 @given(
@@ -129,6 +129,7 @@ def test_the_cells_of_entries_are_a_table(cells: list[tuple[int, int | None]], g
     for number, entry in enumerate(entries):
         index.add(entry, "memory", canonical=True)
         entry.gap, entry.kept, entry.protected = gaps[number], bits[number], bits[6 + number]
+        entry.pins, entry.written = gaps[-number] % 1000, gaps[number] * 3.5
     places, model = EntryPlaces(index), dict[BlockId, int]()
     for number, cell in cells:
         key = entries[number].id
@@ -143,7 +144,16 @@ def test_the_cells_of_entries_are_a_table(cells: list[tuple[int, int | None]], g
         assert [places.get(entry.id) for entry in entries] == [model.get(entry.id) for entry in entries]
     for number, entry in enumerate(entries):
         assert (entry.gap, entry.kept, entry.protected) == (gaps[number], bits[number], bits[6 + number])
+        assert (entry.pins, entry.written) == (gaps[-number] % 1000, gaps[number] * 3.5)
         assert not entry.state
+
+
+@pytest.mark.parametrize(("given", "kept"), [(1.7e9 + 0.1239, 1.7e9 + 0.123), (-1.0, 0.0), (1e12, ((1 << 42) - 1) / 1000)])
+def test_times_are_kept_in_milliseconds(given: float, kept: float) -> None:
+    """Rounded down, so that nothing is kept too long; until the year 2109."""
+    (entry,) = entries_of([1] * BLOCK_SIZE)
+    entry.written = given
+    assert entry.written == kept
 
 
 def test_only_an_entry_of_the_index_has_a_cell() -> None:

@@ -101,7 +101,7 @@ class SameOrderMachine(RuleBasedStateMachine):
         """
         model = ReuseModel()
         model.counts = self.memory._reuse.counts
-        model.learn([*self.index, *self.memory._ghosts.values()], self.now)
+        model.learn([*self.index, *(stats for _, stats in self.memory._ghosts.items())], self.now)
         self.memory._reuse, self.memory._now, self.memory._learned = model, self.now, self.now
         self.memory._learning = None
         for entry in self.index:

@@ -17,20 +17,19 @@ the age. Example: an unused conversation is evicted after about 64 hours. A roun
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.eviction_order import EvictionOrder
+from headstart.prefix_cache.ghosts import Ghosts
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits, ReuseHistory, ReuseModel, ReuseStats
 from headstart.prefix_cache.reuse_sample import ReuseSample
 
 GHOSTS, GHOSTS_PER_ENTRY = 1 << 15, 0.5
 """Most ghosts: this many, or this many for each entry in the tier, whichever is more."""
-GHOSTS_AT_ONCE = 64
-"""Ghosts that are dropped in one piece, when all of them are."""
+BUCKETS_AT_ONCE = 8
+"""Buckets of ghosts that are dropped in one piece, when all of them are."""
 STALE = 1.0
 """Least seconds from one round to the next."""
 HAND = 64
@@ -39,6 +38,8 @@ AT_ONCE = 1024
 """Most leaves that are ranked again in one call, which takes a millisecond."""
 TRIES = 8
 """Most leaves that are ranked again because they seem to go next."""
+NUMBERS = 1 << 14
+"""Most different numbers that entries share."""
 ASIDE = 16
 """Leaves that could not go, of which each look for a victim asks whether they can go now."""
 
@@ -59,18 +60,24 @@ class Retention:
         self._saved = saved_per_byte
         self._reuse = ReuseModel()
         self._count = 0  # entries in the tier
-        self._ghosts: OrderedDict[BlockId, ReuseStats] = OrderedDict()
+        self._ghosts = Ghosts()
         self._apart: dict[BlockId, int] = {}  # number of entries that follow an id which is not in the tier, such as a root
         self._sample = ReuseSample()
         self._round: Iterator[None] | None = None
         self._order: EvictionOrder[Entry] = EvictionOrder(by_owner=by_owner)
         self._now = 0.0
         self._round_began = 0.0
-        self._usual = 0.0  # what most entries save: one object for all of them
+        self._numbers: dict[float, float] = {}  # one object for equal numbers: entries have few different ones
 
     def _value(self, key: BlockId, stats: ReuseHistory, now: float) -> float:
         """The rank of an entry: the lowest is evicted first."""
         return self._reuse.value(stats, now)
+
+    def _shared(self, number: float) -> float:
+        """The same number, as an object that entries share. Each would take 24 bytes."""
+        if len(self._numbers) > NUMBERS:
+            self._numbers.clear()
+        return self._numbers.setdefault(number, number)
 
     def __len__(self) -> int:
         return self._count
@@ -79,13 +86,12 @@ class Retention:
         """How many of the first ids of a chain were ever used in this tier, and how many different entries have followed the
         last of these; -1 if none was used.
         """
-        known, last = 0, None
+        known = 0
         for key in ids:
-            entry = self._index.get(key)
-            stats = self._ghosts.get(key) if entry is None or not entry.uses else entry
-            if stats is None and entry is None:
+            if self._index.get(key) is None and key not in self._ghosts:
                 break
-            known, last = known + 1, stats
+            known += 1
+        last = self._history(ids[known - 1]) if known else None
         return known, -1 if not known else 0 if last is None else last.children
 
     def use(self, entry: Entry, now: float, *, anew: bool = False) -> None:
@@ -107,7 +113,7 @@ class Retention:
             self._admit(known, now)
             anew = True
         if anew:
-            known.saved_per_byte = self._saved_per_byte(known)
+            known.saved_per_byte = self._shared(self._saved(known))
         self._push(known)
 
     def _admit(self, entry: Entry, now: float) -> None:
@@ -165,10 +171,8 @@ class Retention:
 
     def outranks(self, newcomer: Entry, victim: Entry, now: float, request_traits: RequestTraits = UNKNOWN_REQUEST) -> bool:
         """Whether `newcomer`, if admitted now, would rank at least as high as `victim`."""
-        ghost = self._ghosts.get(newcomer.id)
-        stats = ReuseStats(1.0, now, 1) if ghost is None else replace(ghost)
-        if ghost is not None:
-            stats.use(now)
+        stats = self._ghosts.get(newcomer.id) or ReuseStats(0.0, now, 0)
+        stats.use(now)
         stats.saved_per_byte, stats.request_traits = self._saved(newcomer), request_traits
         return self._value(newcomer.id, stats, now) >= self._value(victim.id, victim, now)
 
@@ -201,18 +205,17 @@ class Retention:
     def forget_ghosts(self, keys: Iterable[BlockId]) -> None:
         """Drops the ghosts of these entries, because their text was deleted."""
         for key in keys:
-            stats = self._ghosts.pop(key, None)
+            stats = self._ghosts.pop(key)
             if stats is not None:
                 self._lose(key, stats)
 
     def forget_all_ghosts(self) -> Iterator[None]:
-        """Drops all ghosts that are there at the beginning, in pieces."""
-        left = len(self._ghosts)
-        while left > 0:
-            for _ in range(min(left, len(self._ghosts), GHOSTS_AT_ONCE)):
-                self._lose(*self._ghosts.popitem(last=False))
-            left -= GHOSTS_AT_ONCE
-            yield
+        """Drops all ghosts, in pieces."""
+        for number, dropped in enumerate(self._ghosts.clearing(), 1):
+            for key, stats in dropped:
+                self._lose(key, stats)
+            if number % BUCKETS_AT_ONCE == 0:
+                yield
 
     def victim(self, owners: Collection[bytes] = ()) -> Entry | None:
         """The entry to evict next; None if none may go. Does not remove it: call `forget`.
@@ -284,23 +287,32 @@ class Retention:
 
     def _revived(self, entry: Entry, now: float) -> ReuseStats:
         """The statistics of an entry that is used now and is not in the tier. Its ghost, if it has one, is removed."""
-        stats = self._ghosts.pop(entry.id, None)
+        stats = self._ghosts.pop(entry.id)
         if stats is None:
-            before = self._in_tier(entry.parent) or self._ghosts.get(entry.parent)
-            if before is not None and not entry.state and entry.length == self._index.block_size:
-                before.children += 1
-            return ReuseStats(1.0, now, 1)
+            if not entry.state and entry.length == self._index.block_size:
+                self._add_child(entry.parent)
+            return ReuseStats(0.0, now, 1)
         self._reuse.returned(stats, now)
         stats.use(now)
         return stats
 
+    def _history(self, key: BlockId) -> Entry | ReuseStats | None:
+        """How an entry was used, which is in the tier or has a ghost."""
+        return self._in_tier(key) or self._ghosts.get(key)
+
+    def _add_child(self, key: BlockId) -> None:
+        """Another entry follows this one for the first time."""
+        history = self._history(key)
+        if history is not None:
+            history.children += 1
+            if not isinstance(history, Entry):
+                self._ghosts.replace(key, history)
+
     def _add_ghost(self, key: BlockId, stats: ReuseStats) -> None:
         self._reuse.left()
-        self._ghosts[key] = stats
         self._sample.put(key, stats)
-        most = max(GHOSTS, GHOSTS_PER_ENTRY * self._count)
-        for _ in range(min(2, len(self._ghosts) - int(most))):  # two, so that they become fewer as the tier shrinks
-            self._lose(*self._ghosts.popitem(last=False))
+        for dropped, history in self._ghosts.put(key, stats, max(GHOSTS, int(GHOSTS_PER_ENTRY * self._count))):
+            self._lose(dropped, history)
 
     def _lose(self, key: BlockId, ghost: ReuseStats) -> None:
         """A ghost is dropped."""
@@ -308,18 +320,12 @@ class Retention:
         self._sample.discard(key)
 
     def _rank(self, entry: Entry) -> float:
-        return self._value(entry.id, entry, self._now)
+        return self._shared(self._value(entry.id, entry, self._now))
 
     def _push(self, entry: Entry) -> None:
         """Puts an entry into the order, if it is a leaf that may be evicted."""
         if not (entry.followers or entry.kept):
-            self._order.push(entry, self._value(entry.id, entry, self._now))
-
-    def _saved_per_byte(self, entry: Entry) -> float:
-        saved = self._saved(entry)
-        if saved != self._usual:
-            self._usual = saved
-        return self._usual
+            self._order.push(entry, self._rank(entry))
 
     def _follow(self, parent: BlockId, count: int) -> None:
         """Counts an entry that follows `parent` in the tier, or (-1) does no longer."""

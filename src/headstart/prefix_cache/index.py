@@ -64,8 +64,8 @@ class Entry(Siblings["Entry"], ReuseHistory):
         gap: prefill tokens that a checkpoint saves, counted from the checkpoint before it on its chain; 0 if unknown.
         protected: whether requests are expected to continue at this checkpoint (`checkpoints`).
         owner: whose it is (`quota`); the index sets it.
-        written: when its tokens were stored first, in seconds since 1970. For a checkpoint: the earliest time of all tokens
-            before it.
+        written: when its tokens were stored first, in seconds since 1970, to a millisecond. For a checkpoint: the earliest
+            time of all tokens before it.
         uses: number of uses, its ghost's included; 0 as long as it is not in memory, and then the history means nothing.
         followers: number of entries in memory that follow it. It is a leaf without them.
         rank: its rank as long as it is in the order of eviction.
@@ -81,13 +81,11 @@ class Entry(Siblings["Entry"], ReuseHistory):
         "owner",
         "packed",
         "parent",
-        "pins",
         "rank",
         "request_traits",
         "saved_per_byte",
         "start",
         "uses",
-        "written",
     )
 
     def __init__(
@@ -110,7 +108,6 @@ class Entry(Siblings["Entry"], ReuseHistory):
         self.packed = tokens.astype(_INT32, copy=False).tobytes()
         self.start = start
         self.copies = copies_of(copies)
-        self.pins = 0
         self._marks = gap << _GAP | (_STATE if state else 0) | (_PROTECTED if protected else 0)
         self.owner = owner
         self.written = written
@@ -164,12 +161,29 @@ class Entry(Siblings["Entry"], ReuseHistory):
         self._marks = self._marks & ~(_CELLS << _CELL) | (0 if value is None else value + 1) << _CELL
 
     @property
+    def written(self) -> float:
+        return (self._marks >> _WRITTEN & _TIMES) / _A_SECOND
+
+    @written.setter
+    def written(self, value: float) -> None:
+        time = max(0, min(int(value * _A_SECOND), _TIMES))
+        self._marks = self._marks & ~(_TIMES << _WRITTEN) | time << _WRITTEN
+
+    @property
     def gap(self) -> int:
-        return self._marks >> _GAP
+        return self._marks >> _GAP & _GAPS
 
     @gap.setter
     def gap(self, value: int) -> None:
-        self._marks = value << _GAP | self._marks & ((1 << _GAP) - 1)
+        self._marks = self._marks & ~(_GAPS << _GAP) | value << _GAP
+
+    @property
+    def pins(self) -> int:
+        return self._marks >> _PINS
+
+    @pins.setter
+    def pins(self, value: int) -> None:
+        self._marks = value << _PINS | self._marks & ((1 << _PINS) - 1)
 
     def usable(self, *, canonical_only: bool) -> bool:
         """Whether some copy may be used."""
@@ -186,10 +200,12 @@ class Entry(Siblings["Entry"], ReuseHistory):
 
 
 _KEPT, _PROTECTED, _STATE = 1, 2, 4
-_CELL, _GAP = 3, 43
-"""The first bits of these numbers in an entry's marks. A block has no gap, so its marks are an object of 28 bytes up to 2^27
-cells, and of 32 above."""
-_CELLS = (1 << _GAP - _CELL) - 1
+_CELL, _WRITTEN, _GAP, _PINS = 3, 33, 75, 107
+"""The first bits of these numbers in an entry's marks. A block has no gap, and no pins unless it is in use: its marks are an
+object of 36 bytes."""
+_CELLS, _TIMES, _GAPS = (1 << _WRITTEN - _CELL) - 1, (1 << _GAP - _WRITTEN) - 1, (1 << _PINS - _GAP) - 1
+_A_SECOND = 1000
+"""Times are kept in milliseconds, rounded down."""
 _INT32 = np.dtype("<i4")
 
 

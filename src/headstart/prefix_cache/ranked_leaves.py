@@ -1,18 +1,18 @@
-"""Ranked leaves: leaves in the order in which they are evicted, at 16 bytes each.
+"""Ranked leaves: leaves in the order in which they are evicted, at 8 bytes each.
 
 Leaves are sorted by their rank, then by their last use, then by their position (of equals the deeper one first), then by id.
 
-They stand in *runs* of at most `RUN`. A run is a list of leaves, beside an array of their ranks. So a search compares numbers
-and makes no object for a leaf, and an insertion moves at most one run.
+They stand in *runs* of at most `RUN`, so an insertion moves at most one run. A search compares ranks first, and looks at the
+rest only where ranks are equal.
 """
 
 from __future__ import annotations
 
 import math
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from operator import attrgetter
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from headstart.interfaces.tokens import BlockId
@@ -55,19 +55,22 @@ def _rank(leaf: Leaf) -> float:
     return leaf.rank
 
 
+_BY_RANK = attrgetter("rank")
+"""Of a leaf that has one."""
+
+
 class RankedLeaves(Generic[LeafT]):
     """Each change costs O(log n). Other threads may iterate: if it changes meanwhile, they may miss a leaf or see it twice."""
 
-    __slots__ = ("_firsts", "_lows", "_ranks", "_runs")
+    __slots__ = ("_firsts", "_lows", "_runs")
 
     def __init__(self, leaves: Iterable[LeafT] = ()) -> None:
         found = sorted(leaves, key=place_of)
         half = RUN // 2
         self._runs = [found[first : first + half] for first in range(0, len(found), half)] or [[]]
-        self._ranks = [array("d", map(_rank, run)) for run in self._runs]
         self._firsts: list[Place] = [(), *(place_of(run[0]) for run in self._runs[1:])]
         """For each run, a place that is after those of all earlier runs, and not after its own."""
-        self._lows = [-math.inf, *(ranks[0] for ranks in self._ranks[1:])]
+        self._lows = [-math.inf, *(_rank(run[0]) for run in self._runs[1:])]
         """The ranks of these places."""
 
     def __len__(self) -> int:
@@ -98,23 +101,21 @@ class RankedLeaves(Generic[LeafT]):
     def add(self, leaf: LeafT) -> None:
         """Adds a leaf that has a rank."""
         number, index = self._find(leaf)
-        run, ranks = self._runs[number], self._ranks[number]
+        run = self._runs[number]
         run.insert(index, leaf)
-        ranks.insert(index, _rank(leaf))
         if len(run) > RUN:
             half = len(run) // 2
             self._runs.insert(number + 1, run[half:])
-            self._ranks.insert(number + 1, ranks[half:])
             self._firsts.insert(number + 1, place_of(run[half]))
-            self._lows.insert(number + 1, ranks[half])
-            del run[half:], ranks[half:]
+            self._lows.insert(number + 1, _rank(run[half]))
+            del run[half:]
 
     def remove(self, leaf: LeafT) -> None:
         """Removes a leaf whose place is what it was when it was added."""
         number, index = self._find(leaf)
         run = self._runs[number]
         assert run[index] is leaf
-        del run[index], self._ranks[number][index]
+        del run[index]
         if len(run) < SPARSE and len(self._runs) > 1:
             self._join(number if number else 1)
 
@@ -124,10 +125,10 @@ class RankedLeaves(Generic[LeafT]):
         number = bisect_right(self._lows, rank) - 1
         if self._lows[number] == rank:  # leaves of this rank may also be in runs before it
             number = bisect_right(self._firsts, place_of(leaf)) - 1
-        ranks = self._ranks[number]
-        index = bisect_left(ranks, rank)
-        if index < len(ranks) and ranks[index] == rank and self._runs[number][index] is not leaf:
-            index = bisect_left(self._runs[number], place_of(leaf), index, bisect_right(ranks, rank, index), key=place_of)
+        run = self._runs[number]
+        index = bisect_left(run, rank, key=_BY_RANK)
+        if index < len(run) and run[index].rank == rank and run[index] is not leaf:
+            index = bisect_left(run, place_of(leaf), index, bisect_right(run, rank, index, key=_BY_RANK), key=place_of)
         return number, index
 
     def _join(self, number: int) -> None:
@@ -135,19 +136,15 @@ class RankedLeaves(Generic[LeafT]):
         before = self._runs[number - 1]
         if len(before) + len(self._runs[number]) <= RUN:
             before += self._runs.pop(number)
-            self._ranks[number - 1] += self._ranks.pop(number)
             del self._firsts[number], self._lows[number]
 
     def check(self) -> None:
-        """Raises AssertionError if leaves are not in order, or a run does not have their ranks."""
+        """Raises AssertionError if leaves are not in order, or in another run than they should be."""
         places = [place_of(leaf) for leaf in self]
         assert places == sorted(places)
         assert len(set(places)) == len(places)
         assert self._lows == [-math.inf, *(first[0] for first in self._firsts[1:] if first)]
-        for run, ranks, first, after in zip(
-            self._runs, self._ranks, self._firsts, [*self._firsts[1:], (math.inf,)], strict=True
-        ):
-            assert [leaf.rank for leaf in run] == list(ranks)
+        for run, first, after in zip(self._runs, self._firsts, [*self._firsts[1:], (math.inf,)], strict=True):
             assert all(first <= place_of(leaf) < after for leaf in run)
             assert len(run) <= RUN
             assert run or len(self._runs) == 1

@@ -59,6 +59,8 @@ _HALF = 2.0**-0.5
 """The middle of the first octave, in seconds."""
 _STEPS, _SMALL = 50, 1e-3
 """Newton's method ends after this many steps, or after a step that is smaller."""
+_PARTS = 256
+"""Steps of an octave of values: a value is at most 0.4 % off. So a million entries have a few thousand different ones."""
 MEMORY = 1 << 20
 """Events after which all counts are halved."""
 _FIRST, _GROWTH = 64, 16
@@ -255,8 +257,9 @@ class ReuseModel:
         return row[octave] * (1.0 - part) + row[octave + 1] * part
 
     def value(self, stats: ReuseHistory, now: float) -> float:
-        """Seconds of prefill that an entry is expected to save, per byte and second of keeping it from `now` on."""
-        return self.rate(stats, now) * stats.saved_per_byte
+        """Seconds of prefill that an entry is expected to save, per byte and second of keeping it from `now` on, to 8 bits."""
+        part, octave = math.frexp(self.rate(stats, now) * stats.saved_per_byte)
+        return math.ldexp(round(part * _PARTS), octave) / _PARTS
 
     def _count(self, row: int, stats: ReuseHistory, now: float) -> None:
         self.counts[row, stats.kind, stats.age(now)] += stats.request_traits.weight

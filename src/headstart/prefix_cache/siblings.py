@@ -39,14 +39,29 @@ SiblingGroup: TypeAlias = "Node | SortedKeyList[Node, bytes] | None"
 class Siblings(Generic[Node]):
     """The siblings after one parent. Each stays in its group: take it out before it becomes canonical, and put it in again."""
 
-    __slots__ = ("_canonical", "_derived")
+    __slots__ = ("_nodes",)
 
     def __init__(self) -> None:
-        self._canonical: SiblingGroup[Node] = None
-        self._derived: SiblingGroup[Node] = None
+        self._nodes: Node | tuple[SiblingGroup[Node], SiblingGroup[Node]] | None = None
+        """One alone, or both groups."""
+
+    @property
+    def _both(self) -> tuple[SiblingGroup[Node], SiblingGroup[Node]]:
+        """The canonical ones, and the derived ones."""
+        nodes = self._nodes
+        if nodes is None or isinstance(nodes, tuple):
+            return nodes or (None, None)
+        return (nodes, None) if nodes.canonical else (None, nodes)
+
+    def _keep(self, canonical: SiblingGroup[Node], derived: SiblingGroup[Node]) -> None:
+        one = derived if canonical is None else canonical
+        if isinstance(one, SortedKeyList) or not (canonical is None or derived is None):
+            self._nodes = canonical, derived
+        else:
+            self._nodes = one
 
     def __iter__(self) -> Iterator[Node]:
-        for group in (self._canonical, self._derived):
+        for group in self._both:
             if isinstance(group, SortedKeyList):
                 yield from group
             elif group is not None:
@@ -54,41 +69,46 @@ class Siblings(Generic[Node]):
 
     def some(self) -> Node | None:
         """Any one of them."""
-        group = self._derived if self._canonical is None else self._canonical
+        canonical, derived = self._both
+        group = derived if canonical is None else canonical
         return group[0] if isinstance(group, SortedKeyList) else group
 
     @property
     def followed(self) -> bool:
         """Whether there is one. May be asked on any thread."""
-        return not (self._canonical is None and self._derived is None)
+        return self._nodes is not None
 
     @property
     def branches(self) -> bool:
         """Whether at least two of them are canonical."""
-        return isinstance(self._canonical, SortedKeyList)
+        return isinstance(self._both[0], SortedKeyList)
 
     # ── changes ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def put(self, node: Node) -> None:
+        if self._nodes is None:
+            self._nodes = node
+            return
+        canonical, derived = self._both
         if node.canonical:
-            self._canonical = _with(self._canonical, node)
+            self._keep(_with(canonical, node), derived)
         else:
-            self._derived = _with(self._derived, node)
+            self._keep(canonical, _with(derived, node))
 
     def take(self, node: Node) -> None:
+        canonical, derived = self._both
         if node.canonical:
-            self._canonical = _without(self._canonical, node)
+            self._keep(_without(canonical, node), derived)
         else:
-            self._derived = _without(self._derived, node)
+            self._keep(canonical, _without(derived, node))
 
     def move_to(self, other: Siblings[Node]) -> None:
         """Gives all of them to `other`, which has none."""
-        other._canonical, other._derived = self._canonical, self._derived
-        self._canonical = self._derived = None
+        other._nodes, self._nodes = self._nodes, None
 
     def check(self) -> None:
         """Raises AssertionError if one is in the wrong group or place."""
-        for group, canonical in ((self._canonical, True), (self._derived, False)):
+        for group, canonical in zip(self._both, (True, False), strict=True):
             if isinstance(group, SortedKeyList):
                 nodes = list(group)
                 assert len(nodes) > 1
@@ -128,7 +148,7 @@ class Siblings(Generic[Node]):
         return any(node is not None and node.packed.startswith(packed) for node in found)
 
     def _groups(self, canonical_only: bool) -> tuple[SiblingGroup[Node], ...]:
-        return (self._canonical,) if canonical_only else (self._canonical, self._derived)
+        return self._both[:1] if canonical_only else self._both
 
 
 def common_bytes(a: bytes, b: bytes) -> int:

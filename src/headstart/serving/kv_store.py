@@ -190,14 +190,14 @@ class KvStore:
 
     def forget_hints(self) -> Iterator[None]:
         """Forgets the fingerprints of conversations, and all ghosts, in pieces."""
-        self.conversation_fingerprints.clear()
         self.disk.keep(())
-        return self.retention.forget_all_ghosts()
+        yield from self.conversation_fingerprints.clearing()
+        yield from self.retention.forget_all_ghosts()
 
     def _stored(self, key: BlockId) -> None:
         if self.pins.stored(key):
             self.disk.pin([key])
-        if (request_traits := self.retention.request_traits(key)) is not UNKNOWN_REQUEST:
+        if (request_traits := self.retention.request_traits(key)) != UNKNOWN_REQUEST:
             self.disk.replied([key], request_traits)
 
     def check(self) -> None:
