@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import growth_disk, growth_eviction, growth_expiry, growth_memory
+from benchmarks import growth_disk, growth_eviction, growth_expiry, growth_holds, growth_memory
 from benchmarks.growth_rows import Measurement, Row, held, timed
 from benchmarks.plots import growth_curves
 from benchmarks.processor import caption
@@ -165,6 +165,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "eviction": growth_eviction.measured,
     "entries": growth_memory.measured,
     "expiry": growth_expiry.measured,
+    "holds": growth_holds.measured,
     "disk": growth_disk.measured,
 }
 

@@ -60,3 +60,15 @@ def test_what_is_looked_through_is_not_used() -> None:
     memory.put("c", 3)
     memory.put("d", 4)
     assert held(memory) == ["c", "d"]
+
+
+def test_it_is_empty_before_all_is_freed() -> None:
+    memory: Lru[int, int] = Lru(5000, 5000)
+    for number in range(5000):
+        memory.put(number, number)
+    pieces = memory.clearing()
+    next(pieces)
+    assert (memory.used, len(memory), 1 in memory) == (0, 0, False)
+    memory.put(7, 7)
+    assert len(list(pieces)) == 5000 // 1024
+    assert memory.items() == [(7, 7)]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")
+
+PIECE = 1024
+"""Values that are freed in one piece."""
 
 
 class Lru(Generic[KeyT, ValueT]):
@@ -62,7 +65,18 @@ class Lru(Generic[KeyT, ValueT]):
 
     def clear(self) -> None:
         """Forgets everything."""
-        self.forget(lambda *_: True)
+        for _ in self.clearing():
+            pass
+
+    def clearing(self) -> Iterator[None]:
+        """Forgets everything at once, and frees it in pieces: freeing 100,000 values in one call takes tens of milliseconds."""
+        with self._lock:
+            before, self._known = self._known, OrderedDict()
+            self._left = self._size
+        while before:
+            for _ in range(min(PIECE, len(before))):
+                before.popitem()
+            yield
 
     @property
     def used(self) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -78,9 +79,9 @@ class ConversationFingerprints:
         self._known.put(fingerprint.key, fingerprint)
         return before is None or before.template != fingerprint.template
 
-    def clear(self) -> None:
+    def clearing(self) -> Iterator[None]:
         """Drops everything."""
-        self._known.clear()
+        return self._known.clearing()
 
     def otherwise(self, fingerprint: ConversationFingerprint) -> int:
         """Tokens of the latest prompt with the same beginning and another template; 0 if there is none."""

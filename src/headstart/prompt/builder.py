@@ -9,7 +9,7 @@ forge a turn.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -108,9 +108,14 @@ class Prompter:
 
     def clear(self) -> None:
         """Drops all remembered texts, tokens and reply tokens. Later prompts take longer; nothing else changes."""
-        self._prompt_tokenizer.clear()
-        self._truncations.clear()
+        for _ in self.clearing():
+            pass
+
+    def clearing(self) -> Iterator[None]:
+        """Does the same in pieces."""
         self.reply_tokens.clear()
+        yield from self._prompt_tokenizer.clearing()
+        yield from self._truncations.clearing()
 
     def chat(
         self,

@@ -6,7 +6,7 @@ prefixes are remembered by salt, so a long prompt costs only its new text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,10 +104,10 @@ class PromptTokenizer:
         places = Places(rendered, work.starts, work.offsets, tokens, lambda text: self._plain(Escaper.unescape(text), salt))
         return Tokenised(tokens, work.last_head(tokens[:leading]), lead, leading, places)
 
-    def clear(self) -> None:
-        """Drops all remembered texts and tokens."""
+    def clearing(self) -> Iterator[None]:
+        """Drops all remembered texts and tokens, and frees them in pieces."""
         self._prefixes.clear()
-        self._memo.clear()
+        return self._memo.clearing()
 
     def _known(self, rendered: str, salt: str, *, looks: bool) -> TokenisedPrefix | None:
         found = self._prefixes.find((salt, looks), rendered)

@@ -1,7 +1,7 @@
 """Expiry: removes entries from memory and the slots when their time is over, or when they were deleted from the disk.
 
 Entries go one by one, in portions between the engine's steps. Memos that only save milliseconds (tokenised texts, reply tokens,
-grammars) are cleared as a whole, once the oldest of them may be due. Used from the engine thread only.
+grammars) are cleared as a whole, also in portions, once the oldest of them may be due. Used from the engine thread only.
 """
 
 from __future__ import annotations
@@ -296,8 +296,8 @@ class Expiry:
 
     def _forget_hints(self) -> LongWork[None]:
         """Clears the memos that only save milliseconds, and the ghosts."""
-        self._prompter.clear()
         self._engine.forget_grammars()
+        yield from self._prompter.clearing()
         yield from self._store.forget_hints()
 
     def late(self, slot: Slot, reports: Mapping[int, object]) -> bool:

@@ -488,6 +488,8 @@ class WriteBehind:
 
     def _expire(self, disk: Disk, *, whole: bool = False) -> None:
         """Erases expired objects from time to time, a piece in each round. `whole`: all pieces."""
+        if self._terms.news():
+            self._agree(disk)
         if self._terms_seen != self._terms.version:
             self._terms_seen, self._looked = self._terms.version, -math.inf
         now = self._clock()
@@ -512,8 +514,10 @@ class WriteBehind:
     def _agree(self, disk: Disk) -> None:
         """Writes the terms that were set here into the catalogue, and reads those of other processes."""
         news = self._terms.news()
-        disk.catalog.ages.keep(news, self._clock())
-        self._terms.learn(disk.catalog.ages.terms(), news)
+        found = disk.catalog.ages.agree(news, self._clock())
+        self._terms.kept(news)
+        if found is not None:
+            self._terms.learn(found)
 
     def _erased(self, disk: Disk, label: Label) -> bool:
         """Whether an object must not be written: it has expired, or a user has deleted it since the folder was opened."""

@@ -383,7 +383,7 @@ def test_the_folder_forgets_terms_of_owners_of_whom_it_has_nothing(tmp_path: Pat
         ages.forget_terms(gone + DAY)
         assert ages.terms().keys() == {OWNERS[0], OWNERS[1]}
         terms, clock.now = Terms(), gone
-        terms.learn(ages.terms(), {})
+        terms.learn(ages.terms())
         expire_all(disk, terms)
         assert ages.terms() == {}
         assert not traces(tmp_path, 0)

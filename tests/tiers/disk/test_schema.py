@@ -203,7 +203,7 @@ def test_an_owners_term_is_known(tmp_path: Path) -> None:
     now = [WRITTEN]
     with closing(Disk(tmp_path, BIG, clock=lambda: now[0])) as disk:
         terms = Terms()
-        terms.learn(disk.catalog.ages.terms(), {})
+        terms.learn(disk.catalog.ages.terms())
         ((bob, seconds),) = terms.owners.items()
         assert seconds == 3650 * DAY
         his = {row.label.key for row in disk.catalog.rows() if row.label.owner == bob}

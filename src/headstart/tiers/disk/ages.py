@@ -27,6 +27,7 @@ class Ages:
     def __init__(self, database: sqlite3.Connection) -> None:
         self._db = database
         self.own = self.seen = 0
+        self._terms_seen: tuple[int, float, float] = (-1, 0.0, 0.0)
 
     def due(self, terms: Terms, now: float, owner: bytes | None, most: int) -> list[bytes]:
         """Up to `most` keys of expired objects, the oldest first.
@@ -117,25 +118,41 @@ class Ages:
         """The terms of owners that have their own."""
         return {bytes(owner): float(seconds) for owner, seconds in self._db.execute("SELECT owner, seconds FROM terms")}
 
+    def agree(self, terms: Mapping[bytes, float | None], now: float) -> dict[bytes, float] | None:
+        """Does `keep`, and returns the terms of all owners; None if only this call has changed some since the last one."""
+        if not terms and self._terms_mark() == self._terms_seen:
+            return None
+        with schema.change(self._db):
+            others = self._terms_mark() != self._terms_seen
+            self._keep(terms, now)
+            self._terms_seen = self._terms_mark()
+            return self.terms() if others else None
+
+    def _terms_mark(self) -> tuple[int, float, float]:
+        """Changes when terms do, or when they are kept again: their number, their sum, and when that was."""
+        query = "SELECT COUNT(*), TOTAL(seconds), (SELECT TOTAL(at) FROM given) FROM terms"
+        count, total, given = self._db.execute(query).fetchone()
+        return count, total, given
+
     def keep(self, terms: Mapping[bytes, float | None], now: float) -> None:
         """Stores the terms of these owners; None removes one. The terms of other owners stay."""
         if terms:
             with schema.change(self._db):
-                self._db.executemany("DELETE FROM terms WHERE owner = ?", [(owner,) for owner in terms])
-                given = [(owner, seconds) for owner, seconds in terms.items() if seconds is not None]
-                self._db.executemany("INSERT INTO terms (owner, seconds) VALUES (?, ?)", given)
-                self._db.executemany("INSERT OR REPLACE INTO given (owner, at) VALUES (?, ?)", [(who, now) for who, _ in given])
+                self._keep(terms, now)
+
+    def _keep(self, terms: Mapping[bytes, float | None], now: float) -> None:
+        self._db.executemany("DELETE FROM terms WHERE owner = ?", [(owner,) for owner in terms])
+        given = [(owner, seconds) for owner, seconds in terms.items() if seconds is not None]
+        self._db.executemany("INSERT INTO terms (owner, seconds) VALUES (?, ?)", given)
+        self._db.executemany("INSERT OR REPLACE INTO given (owner, at) VALUES (?, ?)", [(who, now) for who, _ in given])
 
     def forget_terms(self, now: float) -> None:
         """Deletes the terms of owners that have no objects or ghosts here, and can have none elsewhere."""
         with schema.change(self._db):
             # Older releases did not note when.
             self._db.execute("INSERT OR IGNORE INTO given (owner, at) SELECT owner, ? FROM terms", (now,))
-            known = self._db.execute(
-                "SELECT owner, seconds, at FROM terms JOIN given USING (owner) WHERE at + 2 * seconds <= ?", (now,)
-            )
-            over = {owner for owner, seconds, at in known if outlived(seconds, at) <= now}
-            if over:
-                over -= {owner for (owner,) in self._db.execute("SELECT owner FROM owned UNION SELECT owner FROM ghosts")}
-            self._db.executemany("DELETE FROM terms WHERE owner = ?", [(owner,) for owner in over])
+            over = "SELECT owner FROM terms JOIN given USING (owner) WHERE at + 2 * seconds + ? <= ?"  # `outlived`
+            held = "SELECT owner FROM owned UNION SELECT owner FROM ghosts"
+            query = f"DELETE FROM terms WHERE owner IN ({over}) AND owner NOT IN ({held})"
+            self._db.execute(query, (outlived(0.0, 0.0), now))
             self._db.execute("DELETE FROM given WHERE owner NOT IN (SELECT owner FROM terms)")

@@ -401,7 +401,7 @@ class Disk(Store):
             owner = owners[-1]
             # The owners that have a term may be many more than those of objects.
             for one in owners:
-                if not one or one in terms.owners:
+                if not one or one in terms:
                     yield from self._expire(terms, one)
             yield [], []
         now = self._clock()

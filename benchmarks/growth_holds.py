@@ -1,0 +1,116 @@
+"""For how long a call keeps other threads from the interpreter: `python -m benchmarks.growth --only holds`.
+
+A second thread asks for the interpreter all the time. Reported is the CPU time that the first thread has used until the second
+one got it: the longest of a call. Python gives the interpreter away between two steps of a program when another thread asks,
+here after `SWITCH`; a call into C keeps it, unless it releases it, as SQLite and file calls do.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from benchmarks.growth_disk import TURNS, filled, label
+from benchmarks.growth_rows import Row
+from headstart.interfaces.tokens import as_tokens
+from headstart.prefix_cache.expiry import Terms
+from headstart.prompt.text_memo import TextMemo, TokenisedSegment
+from headstart.tiers.disk import Disk
+
+SWITCH = 0.0005
+"""Seconds after which a thread that runs Python gives the interpreter away. The default is ten times as long."""
+CHAIN = 2000
+"""Blocks of a chain that is deleted."""
+TEXTS, OWNERS = 100_000, 100_000
+"""Texts in the memo, which has a bound; owners with a term."""
+
+_TO_VERSION_5 = """
+    DROP TRIGGER object_came; DROP TRIGGER object_went; DROP TRIGGER object_changed;
+    DROP INDEX by_rank; DROP INDEX by_owners_rank; DROP INDEX by_bytes;
+    DROP TABLE totals; DROP TABLE owned; DROP TABLE made; DROP TABLE given; DROP TABLE soiled;
+    ALTER TABLE objects DROP COLUMN rank; ALTER TABLE objects DROP COLUMN children;
+    PRAGMA user_version = 5;
+"""
+
+
+def longest(call: Callable[[], object]) -> float:
+    """CPU microseconds of the longest time for which a call keeps the interpreter."""
+    over, held = threading.Event(), [0.0]
+
+    def ask(clock: int) -> None:
+        while not over.is_set():
+            before = time.clock_gettime(clock)
+            time.sleep(0)  # gives the interpreter away, and waits for it
+            held[0] = max(held[0], time.clock_gettime(clock) - before)
+
+    usual = sys.getswitchinterval()
+    asking = threading.Thread(target=ask, args=(time.pthread_getcpuclockid(threading.get_ident()),))
+    sys.setswitchinterval(SWITCH)
+    asking.start()
+    try:
+        call()
+    finally:
+        over.set()
+        asking.join()
+        sys.setswitchinterval(usual)
+    return held[0] * 1e6
+
+
+@contextmanager
+def copied(entries: int) -> Iterator[Path]:
+    """A folder of its own with so many rows."""
+    folder = Path(tempfile.mkdtemp(prefix="headstart-growth-"))
+    try:
+        shutil.copytree(filled(entries), folder, dirs_exist_ok=True)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def catalogue(entries: int) -> Iterator[tuple[str, float]]:
+    with copied(entries) as folder, closing(Disk(folder, 1 << 62, check=False)) as disk:
+        ages = disk.catalog.ages
+        ages.erase([label(0).key])
+        yield "removing deleted text from a catalogue (VACUUM)", longest(ages.scrub)
+        chain = [label(number).key for number in range(TURNS, min(entries, TURNS + CHAIN))]
+        yield f"deleting {len(chain):,} blocks on disk", longest(lambda: disk.erase(chain))
+        terms = {b"own%05d" % number: 1e6 + number % 10 for number in range(OWNERS)}
+        ages.keep(terms, time.time())
+        mine = Terms()
+        yield f"reading the terms of {OWNERS:,} owners", longest(lambda: mine.learn(ages.terms()))
+        yield "a term of one more owner", longest(lambda: mine.give(b"another owner", 1e6, time.time()))
+        yield "forgetting terms", longest(lambda: ages.forget_terms(time.time() + 1e9))
+
+
+def converted(entries: int) -> float:
+    """Of opening a catalogue of version 5."""
+    with copied(entries) as folder:
+        with closing(sqlite3.connect(folder / "index.sqlite")) as database:
+            database.executescript(_TO_VERSION_5)
+        opened: list[Disk] = []
+        found = longest(lambda: opened.append(Disk(folder, 1 << 62, check=False)))
+        with closing(opened[0]) as disk:
+            assert len(disk) == entries
+        return found
+
+
+def memo() -> float:
+    memo = TextMemo(1 << 30)
+    for number in range(TEXTS):
+        text = f"{number} and so on"
+        memo.put(("", text), TokenisedSegment.of("", text, as_tokens([number])))
+    return longest(memo.clear)
+
+
+def measured(entries: int) -> Iterator[Row]:
+    for name, value in catalogue(entries):
+        yield Row(f"kept: {name}", "µs", value)
+    yield Row("kept: converting a catalogue of version 5", "µs", converted(entries))
+    yield Row(f"kept: forgetting {TEXTS:,} tokenised texts", "µs", memo())
