@@ -274,12 +274,36 @@ from headstart.testing.fake_engine import FakeEngine
 
 with headstart.Headstart(Runtime(FakeEngine, Settings(memory_budget=1 << 20))) as hs:
     assert hs.chat("Hello.", max_tokens=4).tokens
-print(*sorted({name.split(".")[0] for name in sys.modules} | {name for name in sys.modules if name.startswith("headstart.")}))
+
+def show_loaded():
+    print(*{name.split(".")[0] for name in sys.modules}, *(name for name in sys.modules if name.startswith("headstart.")))
+
+show_loaded()
+import headstart.cli.doctor, headstart.cli.server, headstart.engines.llama, headstart.hub.finders, headstart.models.serve
+from headstart.engines import registry
+from headstart.engines.options import EngineOptions
+
+registry.check(EngineOptions(sys.argv[1]))
+show_loaded()
 """
+"""Prints what the library has loaded, and then what a server of a GGUF file has."""
 
 
-def test_the_library_loads_no_http() -> None:
-    found = set(subprocess.run([sys.executable, "-c", IN_PROCESS], capture_output=True, text=True, check=True).stdout.split())
+@pytest.fixture(scope="module")
+def loaded(tiny_model: Path) -> tuple[set[str], set[str]]:
+    command = [sys.executable, "-c", IN_PROCESS, str(tiny_model)]
+    library, server = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return set(library.split()), set(server.split())
+
+
+def test_a_server_of_a_gguf_file_loads_no_other_engine(loaded: tuple[set[str], set[str]]) -> None:
+    _, found = loaded
+    assert {"headstart.engines.llama.engine", "headstart.engines.registry", "headstart.api.app", "fastapi"} <= found
+    assert not found & {"mlx", "mlx_lm", "tokenizers", "safetensors", "transformers", "headstart.engines.mlx"}
+
+
+def test_the_library_loads_no_http(loaded: tuple[set[str], set[str]]) -> None:
+    found, _ = loaded
     assert "headstart.chat.messages" in found
     assert not found & (HTTP | {"headstart.api", "headstart.cli", "h11", "multipart"})
     assert not [name for name in found if name in STORE_CLIENTS or f"{name}.".startswith("headstart.tiers.shared.")]
