@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from driving import SMALL, empty
-from headstart.engines.constraint import IN_USE_TEXT, KEPT, KEPT_TEXT, MOST_TEXT, Grammars, condense
+from headstart.engines.constraint import IN_USE_TEXT, KEPT, KEPT_TEXT, MOST_TEXT, Compiled, Constraint, Grammars, condense
 from headstart.engines.llama import LlamaEngine
 from headstart.errors import EngineError, InvalidRequest, Overloaded
 from headstart.interfaces.engine import GREEDY, Engine, Grammar, Sampling, Step
@@ -133,6 +133,18 @@ def test_drawing_leaves_the_logits_as_they_are(engine: Engine) -> None:
         token for token in range(engine.tokenizer.n_vocab) if re.fullmatch(rb"[0-9]+", engine.tokenizer.token_bytes(token))
     ]
     assert drawn == max(digits, key=lambda token: before[token])
+
+
+def test_a_mask_for_a_device_has_a_bit_for_each_allowed_token(engine: Engine) -> None:
+    ready = engine.check_grammar(Grammar("regex", "[0-9]+")).ready
+    assert isinstance(ready, Compiled)
+    vocabulary = engine.tokenizer.n_vocab
+    constraint = Constraint(ready.matcher.deep_copy(), "it", engine.tokenizer.eog, vocabulary)
+    bits = constraint.bits()
+    assert (bits.dtype, bits.shape) == (np.uint32, ((vocabulary + 31) // 32,))
+    found = [token for token in range(vocabulary) if bits[token // 32] >> np.uint32(token % 32) & np.uint32(1)]
+    assert found == constraint.allowed().tolist()
+    assert 0 < len(found) < vocabulary
 
 
 # ── control tokens ───────────────────────────────────────────────────────────────────────────────────────────────────

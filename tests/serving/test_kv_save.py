@@ -20,7 +20,7 @@ BLOCK_SIZE = 8
 
 def test_a_computed_prompt_is_stored_at_once(tmp_path: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its next turn may go to another server as soon as the reply is over."""
-    monkeypatch.setattr(kv_save, "SECURE_SHARED", math.inf)
+    monkeypatch.setattr(kv_save, "SECURE_SOON", math.inf)
     (tmp_path / "store").mkdir()
     settings = Settings(reuse="exact", memory_budget=1 << 20, shared=f"file://{tmp_path}/store", shared_key_file=key_file)
     engine = {"slots": 2, "ctx": 8192, "block_size": BLOCK_SIZE, "batch": BLOCK_SIZE, "delay": 0.005}

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,17 @@ SYSTEM = "You answer in the words of the house, and never in others. " * 4
 
 
 def start(
-    folder: Path, mode: str = "exact", *, seed: int = 0, budget: int = 1 << 20, disk: int = 1 << 30, delay: float = 0.0
+    folder: Path,
+    mode: str = "exact",
+    *,
+    seed: int = 0,
+    budget: int = 1 << 20,
+    disk: int = 1 << 30,
+    delay: float = 0.0,
+    random_access: bool = False,
 ) -> Runtime:
     engine = FakeEngine(slots=2, ctx=2048, block_size=BLOCK_SIZE, seed=seed, delay=delay)
+    engine.traits = replace(engine.traits, random_access=random_access)
     settings = Settings(reuse=mode, memory_budget=budget, cache_dir=folder, disk_budget=disk)  # type: ignore[arg-type]
     return Runtime(lambda: engine, settings)
 
@@ -220,9 +229,14 @@ def test_each_row_is_written_once(tmp_path: Path) -> None:
         assert rt.cache.disk.counters["saved"] <= 3, "what was restored is not written again"
 
 
-def test_a_long_request_is_on_disk_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_save, "SECURE", 0.0)
-    with start(tmp_path, delay=0.02) as rt:  # half a minute of work
+@pytest.mark.parametrize("random_access", [False, True])
+def test_a_long_request_is_on_disk_before_it_ends(
+    random_access: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sooner if the engine can export a part of a slot."""
+    monkeypatch.setattr(kv_save, "SECURE_SOON" if random_access else "SECURE", 0.0)
+    monkeypatch.setattr(kv_save, "SECURE" if random_access else "SECURE_SOON", 1e9)
+    with start(tmp_path, delay=0.02, random_access=random_access) as rt:  # half a minute of work
         pending = submit(rt, [system(SYSTEM), user("a")], max_tokens=1500, ignore_eos=True)
         pending.until(Started)
         wait_until(lambda: rt.cache.disk.counters["saved"] >= len(SYSTEM) // BLOCK_SIZE, 60)

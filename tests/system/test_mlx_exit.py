@@ -1,4 +1,4 @@
-"""Processes that have used MLX end with code 0. MLX frees what it kept for a thread with Python's lock, and aborts without it."""
+"""Processes that have used MLX end with code 0: what it keeps for a thread is freed before Python ends."""
 
 from __future__ import annotations
 

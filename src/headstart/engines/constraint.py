@@ -2,7 +2,7 @@
 
     Grammars.check   text → compiled, kept        any thread, before the request is queued; the request holds it
     Grammars.start   compiled → Constraint        one for each reply
-    Constraint       allowed → (the engine draws) → take
+    Constraint       allowed, or bits for a device → (the engine draws) → take
 
 A grammar names control tokens, and tokens that end a reply; they are never part of free text. All other tokens stand for their
 bytes, also user-defined ones.
@@ -81,19 +81,26 @@ class Constraint:
         self._n_vocab = n_vocab
         self._bits = np.zeros((n_vocab + 31) // 32, np.uint32)
 
+    def bits(self) -> npt.NDArray[np.uint32]:
+        """The tokens that may come next, for an engine that draws on its device: uint32, (⌈n_vocab / 32⌉,).
+
+        The token t is the bit t % 32 of the word t // 32, counted from the lowest. Bits beyond n_vocab mean nothing. The next
+        call overwrites it. Raises what `allowed` raises.
+        """
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        if self._matcher.is_error():
+            raise self._fault()
+        if not self._bits.any():
+            raise NotFollowed(f"nothing that this model can write goes on with {self._name}")
+        return self._bits
+
     def allowed(self) -> npt.NDArray[np.int64]:
         """The tokens that may come next, in ascending order; at least one. At the end they are the tokens that end a reply.
 
         Raises EngineError: the grammar became too costly to follow, or nothing can follow.
         """
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        if self._matcher.is_error():
-            raise self._fault()
-        flags = np.unpackbits(self._bits.view(np.uint8), count=self._n_vocab, bitorder="little")
-        found = np.flatnonzero(flags.view(np.bool_))
-        if not len(found):
-            raise NotFollowed(f"nothing that this model can write goes on with {self._name}")
-        return found
+        flags = np.unpackbits(self.bits().view(np.uint8), count=self._n_vocab, bitorder="little")
+        return np.flatnonzero(flags.view(np.bool_))
 
     def mask(self, scores: npt.NDArray[Any]) -> None:
         """Sets the scores of tokens that are not allowed to -∞, and keeps others finite. Raises what `allowed` raises."""

@@ -249,7 +249,8 @@ def prove(
     sizes: BlockSizes | None = None,
     progress: ProofProgress = lambda _: None,
 ) -> Traits:
-    """The traits of an engine that has declared whether it is sliceable. Its slots are empty before and after.
+    """The traits of an engine that has declared whether it is sliceable, and has random access. Its slots are empty before and
+    after.
 
     Args:
         tokens: ordinary tokens to compute on, at least `most_tokens(engine.shape.batch)`.
@@ -264,7 +265,8 @@ def prove(
     sliceable = engine.traits.sliceable
     prover = Prover(engine, tokens, progress, expected=(4 if sliceable else 5) * engine.shape.batch + 10 * _REPLY)
     try:
-        return replace(_proved(prover, sizes, window), sliceable=sliceable)
+        random_access = engine.traits.random_access
+        return replace(_proved(prover, sizes, window), sliceable=sliceable, random_access=random_access)
     except Unmovable as error:
         block = sizes.spanned[0]
         return Traits(block, canonical=False, decode_exact=False, sliceable=False, movable=False, notes=(str(error),))

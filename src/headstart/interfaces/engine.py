@@ -103,6 +103,8 @@ class Traits:
         sliceable: whether a sequence consists of KV only (full attention), so that it can be truncated at any token. Otherwise
             a live sequence can only grow, or go back to a checkpoint.
         movable: whether KV and checkpoints can be exported and imported. Otherwise only a live slot can be reused.
+        random_access: whether exporting some blocks costs what they cost alone, not a pass over the whole slot. The engine says
+            so; it is not proved.
         notes: results of the proofs, one line each, for `headstart doctor` and the log.
     """
 
@@ -113,6 +115,7 @@ class Traits:
     decode_is_prefill: bool = False
     sliceable: bool = True
     movable: bool = True
+    random_access: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -366,7 +369,7 @@ class Engine(ABC):
 
     @abstractmethod
     def export_kv(self, slot: int, spans: Sequence[Span]) -> None:
-        """Copies KV out of `slot`. Each call reads the whole slot once, so request many spans at once.
+        """Copies KV out of `slot`. Without the trait `random_access` a call reads the whole slot once, so request many spans.
 
         Raises EngineError; the spans' data is then undefined.
         """

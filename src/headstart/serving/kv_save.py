@@ -20,8 +20,9 @@ from headstart.tiers.memory import Cell
 
 SECURE = 5.0
 """Seconds of work after which the finished blocks of a busy slot are saved. A crash costs about so much work."""
-SECURE_SHARED = 0.5
-"""The same if other servers get what is computed: the conversation may move, or others begin alike."""
+SECURE_SOON = 0.5
+"""The same where it is cheap (the trait `random_access`), and where other servers get what is computed: the conversation may
+move, or others begin alike."""
 SECURE_SHARE = 0.02
 """Largest share of the engine's time for this."""
 
@@ -114,8 +115,8 @@ class KvSave:
                     self._secure(slot)
             return
         now = self._store.clock()
-        least = SECURE_SHARED if "computed" in self._store.shared.saves else SECURE
-        pause = max(least, self._cost / SECURE_SHARE)
+        soon = self._mode.traits.random_access or "computed" in self._store.shared.saves
+        pause = max(SECURE_SOON if soon else SECURE, self._cost / SECURE_SHARE)
         for slot in sorted(slots, key=lambda slot: slot.secured):
             if now >= slot.secured + pause and self._exposed(slot):
                 self._secure(slot)

@@ -135,7 +135,12 @@ class MlxEngine(Engine):
         if form is None:
             self._notes += (f"nothing can be moved, so only live slots are reused: {probed.unmovable}",)
         self.traits = Traits(
-            BLOCK_SIZE, canonical=form is not None, sliceable=sliceable, movable=form is not None, notes=self._notes
+            BLOCK_SIZE,
+            canonical=form is not None,
+            sliceable=sliceable,
+            movable=form is not None,
+            random_access=True,
+            notes=self._notes,
         )
         self.facts = Facts("")
         self.fingerprint = b""
@@ -184,6 +189,7 @@ class MlxEngine(Engine):
                 block_size,
                 sliceable=engine.traits.sliceable,
                 movable=engine.traits.movable,
+                random_access=engine.traits.random_access,
                 notes=(*engine.traits.notes, f"the block size of {block_size} was given, not proved"),
             )
         elif engine.traits.movable:
