@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from order import unordered
+from order import own_order, unordered
 
 TABLE = {"a": 1, "b": 2}
 
@@ -21,3 +21,7 @@ def test_values_in_a_set_are_found(values: Any) -> None:
 @pytest.mark.parametrize("values", [["a", "b"], TABLE, TABLE.keys(), TABLE.items()], ids=["list", "dict", "keys", "items"])
 def test_values_in_order_are_not(values: Any) -> None:
     assert unordered([pytest.mark.parametrize("word", values).mark]) is None
+
+
+def test_each_worker_begins_with_another_share() -> None:
+    assert [own_order("abcdef", worker, 3) for worker in range(3)] == [[*"abcdef"], [*"cdefab"], [*"efabcd"]]
