@@ -6,8 +6,10 @@ import pytest
 from benchmarks import growth, growth_disk, growth_eviction
 from benchmarks.plots import growth_curves
 
+LONG = ("memory", "eviction", "entries")
 
-@pytest.mark.parametrize("name", growth.MEASUREMENTS)
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else []) for n in growth.MEASUREMENTS])
 def test_each_measurement_has_figures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, number in ((growth, "CALLS"), (growth_eviction, "CALLS"), (growth_disk, "ROUNDS")):
         monkeypatch.setattr(module, number, 20)

@@ -207,7 +207,7 @@ def test_a_wrong_address_of_the_shared_store_is_said_before_the_model_is_loaded(
     assert "hush" not in said
 
 
-@pytest.mark.parametrize("name", ["HEADSTART_SHARED_PASSWORD", "AWS_SECRET_ACCESS_KEY"])
+@pytest.mark.parametrize("name", ["HEADSTART_SHARED_PASSWORD", pytest.param("AWS_SECRET_ACCESS_KEY", marks=pytest.mark.slow)])
 def test_secrets_of_the_shared_store_are_not_logged(name: str, tiny_model: Path, tmp_path: Path) -> None:
     """The second line of defence: here a folder has the secret in its name, and the log names the folder."""
     (tmp_path / "store").mkdir()

@@ -181,13 +181,18 @@ def test_clients_are_told_where_the_template_comes_from() -> None:
     assert told(chat_template="gemma") == ({"origin": "built-in", "name": "gemma"}, templates.built_in("gemma").source)
 
 
-def test_serve_and_doctor_say_it(tmp_path: Path) -> None:
+def test_the_server_says_it(tmp_path: Path) -> None:
     model = str(tiny.write(tmp_path / "model.gguf", chat_template=""))
     with starting(model, *SMALL, "--port", "0", "--no-disk") as server:
         line = server.line("none in the model")
         assert "--chat-template" in line
         server.line("listening")
         assert server.end() == 0
+
+
+@pytest.mark.slow
+def test_doctor_says_it(tmp_path: Path) -> None:
+    model = str(tiny.write(tmp_path / "model.gguf", chat_template=""))
     result = run("doctor", model, *SMALL, "--seconds", "0", COLUMNS="300")
     assert result.returncode == 0, result.stderr
     assert "none in the model: conversations are written as ChatML" in result.stdout

@@ -113,7 +113,7 @@ def test_behind_a_window(windowed: Path, threads: int, kv_type: str) -> None:
 
 @pytest.mark.parametrize(
     "architecture",
-    ["qwen35", "mamba2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "lfm2", "granitehybrid"))],
+    ["qwen35", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mamba2", "llama", "lfm2", "granitehybrid"))],
 )
 @pytest.mark.parametrize("threads", [2, *SLOW_THREADS])
 def test_of_other_models(architecture: str, threads: int, tmp_path: Path) -> None:

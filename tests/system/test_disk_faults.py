@@ -296,7 +296,7 @@ def test_one_kind_of_call_always_fails(used: Path, tmp_path: Path, wanted: dict[
     assert endure(used, tmp_path, wanted, code, lambda _, called: called.startswith(name)).fired
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [4, pytest.param(150, marks=pytest.mark.slow)])
 def test_a_catalogue_of_garbage(
     used: Path, tmp_path: Path, wanted: dict[int, Answer], count: int, caplog: pytest.LogCaptureFixture
 ) -> None:

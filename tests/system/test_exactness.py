@@ -121,7 +121,7 @@ def histories_on_demo(demo_model: Path, cold: Engine, count: int) -> None:
 
 
 def test_exact_on_a_tiny_model(tiny_model: Path, cold_tiny: Engine) -> None:
-    histories_on_tiny(tiny_model, cold_tiny, 30)
+    histories_on_tiny(tiny_model, cold_tiny, 20)
 
 
 # Of real models a history takes seconds. What is restored of the bundled one is compared by default in engines/test_llama.

@@ -62,7 +62,8 @@ def model(request: pytest.FixtureRequest) -> Path:
     return found
 
 
-@pytest.mark.parametrize("reuse", ["exact", pytest.param("fast", marks=pytest.mark.slow)])
+@pytest.mark.slow  # by default a server is killed under load
+@pytest.mark.parametrize("reuse", ["exact", "fast"])
 def test_killed_and_started_again(tmp_path: Path, model: Path, reuse: str) -> None:
     options = (str(model), *OPTIONS, "--cache-dir", str(tmp_path), "--reuse", reuse)
     chat: Messages = [{"role": "system", "content": text(1, 400)}, {"role": "user", "content": "Say something."}]
@@ -189,6 +190,7 @@ def test_stopped_with_rows_that_were_nowhere_else(tmp_path: Path, tiny_model: Pa
         assert server.end() == 0
 
 
+@pytest.mark.slow  # by default two processes share a folder in test_disk_processes
 def test_two_servers_share_a_folder(tmp_path: Path, tiny_model: Path) -> None:
     """What one of them has computed, the other finds, while both are running."""
     options = (str(tiny_model), *OPTIONS, "--threads", "1", "--reuse", "exact", "--cache-dir", str(tmp_path))

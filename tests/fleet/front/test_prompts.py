@@ -227,6 +227,10 @@ def plain(request: pytest.FixtureRequest) -> Iterator[Fleet]:
         yield found
 
 
+FEW = ("tools", "control tokens", "text", "messages with tools", "ollama chat", "responses items")
+"""Bodies that the bundled model is tried with by default: one of each dialect, and one with the spellings of control tokens."""
+
+
 @pytest.fixture(scope="module", params=["fast", pytest.param("exact", marks=pytest.mark.slow)])
 def bundled(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     settings = Settings(model="demo", ctx=2048, slots=2, threads=1, memory_budget=256 << 20, reuse=request.param)
@@ -257,7 +261,7 @@ def test_the_body_alone_shows_its_dialect(plain: Fleet, name: str) -> None:
     assert plain.read("", body) == plain.read(path, body)
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.slow) for name in BODIES])
 def test_the_chain_is_the_replicas_with_the_bundled_model(bundled: Fleet, name: str) -> None:
     path, body = BODIES[name]
     chain, _ = bundled.served(path, body)
