@@ -82,3 +82,8 @@ TOOLS = (
 """
 )
 """ChatML with tools: the system block lists them, calls are JSON, and results are in a user's message."""
+
+TOOLS_ALONE = TOOLS.replace(
+    _ASSISTANT, "{%- set content = message.content or '' %}{{- '<|im_start|>assistant\\n' + content }}\n"
+)
+"""The same without reasoning, so that a reply that must be a call or JSON begins with it."""

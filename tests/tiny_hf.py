@@ -1,6 +1,6 @@
 """Tiny models in Hugging Face's form, with random weights: a folder that mlx-lm, transformers and vLLM would load.
 
-Their tokenizer writes each byte as one token, and knows ChatML's control tokens.
+Their tokenizer writes each byte as one token, or has learnt words from a text. It knows ChatML's control tokens.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -125,14 +128,25 @@ def named(folder: Path, name: str) -> Path:
     return write(path, kind) if kind == name else write(path, kind, dtype="bfloat16", bits=4)
 
 
-def write(folder: Path, kind: str, *, dtype: str = "float32", bits: int | None = None, seed: int = 0) -> Path:
-    """Writes a model; returns its folder. `bits`: quantises the weights, 64 at a time."""
+def write(
+    folder: Path, kind: str, *, dtype: str = "float32", bits: int | None = None, seed: int = 0, words: str = "", **sizes: Any
+) -> Path:
+    """Writes a model; returns its folder.
+
+    Args:
+        bits: quantises the weights, 64 at a time.
+        words: a text from which the tokenizer learns; "" for bytes.
+        sizes: in place of the config's.
+    """
     import mlx.core as mx
     from mlx import nn
     from mlx.utils import tree_flatten, tree_map
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"model_type": kind, **_SIZES, **KINDS[kind], "eos_token_id": 256 + 2, "bos_token_id": 256}
+    tokenizer = word_tokenizer(words) if words else byte_tokenizer()
+    end, _, turn = map(tokenizer.token_to_id, CONTROLS)
+    known = {"vocab_size": tokenizer.get_vocab_size(), "eos_token_id": turn, "bos_token_id": end}
+    config = {"model_type": kind, **_SIZES, **KINDS[kind], **known, **sizes}
     module = import_module(f"mlx_lm.models.{kind}")
     mx.random.seed(seed)
     model = module.Model(module.ModelArgs.from_dict(config))
@@ -144,12 +158,21 @@ def write(folder: Path, kind: str, *, dtype: str = "float32", bits: int | None =
     mx.eval(model.parameters())
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [256, 258]}))
-    write_tokenizer(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, turn]}))
+    write_tokenizer(folder, tokenizer)
     return folder
 
 
-def write_tokenizer(folder: Path) -> None:
+def byte_token(byte: int) -> int:
+    """The token of a byte, if each is one."""
+    from tokenizers import pre_tokenizers
+
+    letter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(chr(byte))[0][0]
+    return sorted(pre_tokenizers.ByteLevel.alphabet()).index(letter)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Each byte is a token."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -157,6 +180,27 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in CONTROLS])
+    return tokenizer
+
+
+def word_tokenizer(text: str, size: int = 2048) -> Tokenizer:
+    """Words of a text are few tokens, as in large models; each digit is one. `size`: most tokens."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    digits, rest = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size - len(CONTROLS), initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([text], trainer)
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in CONTROLS])
+    return tokenizer
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer | None = None) -> None:
+    """The tokenizer's files, and the chat template. Without a tokenizer it is that of bytes."""
+    tokenizer = tokenizer or byte_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     options = {"bos_token": None, "eos_token": "<|im_end|>", "chat_template": CHATML}
     (folder / "tokenizer_config.json").write_text(json.dumps(options))

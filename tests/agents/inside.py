@@ -25,7 +25,7 @@ from agents.stage import Cast, Directed, Record, Recorder
 from headstart.api.app import create_app
 from headstart.api.sockets import listen
 from headstart.config import Settings
-from headstart.engines.llama import LlamaEngine
+from headstart.engines import registry
 from headstart.serving.runtime import Runtime
 
 CTX = 65_536
@@ -44,7 +44,7 @@ def main(plan: dict[str, Any]) -> None:
     loopback_up()
     settings = Settings(plan["model"], ctx=CTX, slots=2, memory_budget=1 << 30, chat_template=Path(plan["template"]))
     records: list[Record] = []
-    runtime = Directed(lambda: Cast(LlamaEngine.load(settings.engine_options())), settings, part.reply)
+    runtime = Directed(lambda: Cast(registry.load(settings.engine_options())), settings, part.reply)
     bound = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
     app = Recorder(create_app(runtime, model_id="demo"), records)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import templates
+import tiny_hf
 from agents.clients import CLIENTS, CannotRun
 from agents.part import FIRST, NOTES, SECOND, THIRD
 from agents.perform import Performance, perform
@@ -24,6 +25,7 @@ from live import Server, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
+ROOT = Path(__file__).resolve().parents[2]
 CTX = 24_576
 LIMITS = {"/v1/messages": "max_tokens", "/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
 """What bounds a reply, by route; calls of others are not of the conversation."""
@@ -31,7 +33,7 @@ LIMITS = {"/v1/messages": "max_tokens", "/v1/chat/completions": "max_tokens", "/
 
 @pytest.fixture(scope="module")
 def performed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A client's performance, by its name; each is given once."""
+    """A client's performance on llama.cpp, by its name; each is given once."""
 
     @cache
     def given(name: str) -> Performance:
@@ -65,7 +67,22 @@ def conversed(performance: Performance) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_task_what_follows_and_another(performed: Any, name: str) -> None:
-    performance = performed(name)
+    check(performed(name))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llm", "lfm2"), ("opencode", "gemma3_text"), ("claude-code", "llama")])
+def test_the_same_with_mlx(name: str, kind: str, tmp_path: Path) -> None:
+    """Prompts of agents are long: the tokenizer has learnt their words, or there would be a token for each byte."""
+    words = "".join(path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
+    model = tiny_hf.write(tmp_path / kind, kind, words=words, max_position_embeddings=65_536)
+    try:
+        check(perform(CLIENTS[name], model, tmp_path))
+    except CannotRun as reason:
+        pytest.skip(f"{name} cannot run here: {reason}")
+
+
+def check(performance: Performance) -> None:
+    """All commands did their task, and no token was computed twice."""
     for run, answer in zip(performance.runs, (FIRST, SECOND, THIRD), strict=True):
         assert run["code"] == 0, run
         assert answer in run["out"], run
