@@ -43,7 +43,7 @@ def _common(fields: Fields) -> Config:
         "intermediate_size": fields["feed_forward_length"],
         "num_hidden_layers": fields["block_count"],
         "num_attention_heads": fields["attention.head_count"],
-        "head_dim": fields["attention.key_length"],
+        "head_dim": fields["attention.key_length"] or fields["embedding_length"] // fields["attention.head_count"],
         "rms_norm_eps": fields["attention.layer_norm_rms_epsilon"],
         "max_position_embeddings": fields["context_length"],
         "rope_theta": fields["rope.freq_base"],
@@ -67,6 +67,11 @@ def _qwen35(fields: Fields) -> Config:
             "partial_rotary_factor": fields["rope.dimension_count"] / fields["attention.key_length"],
         },
     }
+
+
+def _llama(fields: Fields) -> Config:
+    heads = fields["attention.head_count_kv"]
+    return _common(fields) | {"model_type": "llama", "num_key_value_heads": heads, "tie_word_embeddings": True}
 
 
 def _lfm2(fields: Fields) -> Config:
@@ -121,6 +126,7 @@ _QWEN35 = _PROJECTIONS | {
     "ssm_norm.weight": "linear_attn.norm.weight",
     "ssm_out.weight": "linear_attn.out_proj.weight",
 }
+_LLAMA = _PROJECTIONS | {"ffn_norm.weight": "post_attention_layernorm.weight"}
 _LFM2 = _PROJECTIONS | {
     "attn_output.weight": "self_attn.out_proj.weight",
     "attn_q_norm.weight": "self_attn.q_layernorm.weight",
@@ -142,12 +148,14 @@ _GEMMA3 = _PROJECTIONS | {
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """`layer`: names within a layer; `norm`: the norm after all layers; `shift`: what mlx-lm adds to a norm's weights."""
+    """`layer`: names within a layer; `norm`: the norm after all layers; `shift`: what mlx-lm adds to a norm's weights; `pairs`:
+    whether the GGUF has next to each other what RoPE turns together in Q and K. In mlx-lm it is half a head apart."""
 
     config: Callable[[Fields], Config]
     layer: Mapping[str, str]
     norm: str = "norm"
     shift: float = 0.0
+    pairs: bool = False
 
     def place(self, name: str) -> str:
         if name.startswith("blk."):
@@ -158,6 +166,8 @@ class Converter:
 
     def weights(self, reader: gguf.GGUFReader) -> Weights:
         found: Weights = {}
+        fields = Fields(reader)
+        heads = {"attn_q.weight": "head_count", "attn_k.weight": "head_count_kv"} if self.pairs else {}
         for tensor in reader.tensors:
             array = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
             if tensor.name.endswith("conv1d.weight") or tensor.name.endswith("conv.weight"):
@@ -166,11 +176,15 @@ class Converter:
                 array = np.log(-array)
             elif "norm" in tensor.name:
                 array = array - np.float32(self.shift)
+            elif kind := heads.get(".".join(tensor.name.split(".")[-2:])):
+                turned = array.reshape(fields[f"attention.{kind}"], -1, 2, array.shape[1])
+                array = turned.swapaxes(1, 2).reshape(array.shape)
             found[self.place(tensor.name)] = np.ascontiguousarray(array)
         return found
 
 
 CONVERTERS = {
+    "llama": Converter(_llama, _LLAMA, pairs=True),
     "qwen35": Converter(_qwen35, _QWEN35),
     "lfm2": Converter(_lfm2, _LFM2, norm="embedding_norm"),
     "gemma3": Converter(_gemma3, _GEMMA3, shift=1.0),

@@ -37,6 +37,10 @@ class Seat:
         # mlx_lm.server reports that it is healthy before its model is loaded.
         self._client.chat(WARM_UP, 2, logit_bias=self._bias)
 
+    @property
+    def url(self) -> str:
+        return self._server.url
+
     def close(self) -> None:
         self._stack.close()
 

@@ -82,6 +82,14 @@ def mlx_command() -> list[str] | None:
     return [found] if found else None
 
 
+def fast_blas(threads: int) -> dict[str, str]:
+    """The environment that gives MLX on Linux a fast BLAS, if there is one: its package has the reference BLAS, which is many
+    times slower. OPENBLAS names the library where the system does not find it."""
+    library = os.environ.get("OPENBLAS") or ctypes.util.find_library("openblas")
+    found = {"OPENBLAS_NUM_THREADS": str(threads)}
+    return found | {"LD_PRELOAD": library} if library and sys.platform == "linux" else found
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -127,10 +135,12 @@ def headstart(
     None for the installed one."""
     port = _free_port()
     command = [sys.executable, "-m", "headstart", "serve", str(setup.model), "--port", str(port)]
-    command += ["--ctx", str(setup.ctx), "--slots", str(setup.slots), "--threads", str(setup.threads), *options]
+    command += ["--ctx", str(setup.ctx), "--slots", str(setup.slots), *options]
+    # MLX has no such option: its threads are those of its BLAS.
+    command += [] if setup.model.is_dir() else ["--threads", str(setup.threads)]
     command += ["--chat-template", str(setup.template)] if setup.template else []
     with tempfile.TemporaryDirectory() as fresh:
-        env = {"HEADSTART_CACHE_DIR": str(cache or fresh)}
+        env = {"HEADSTART_CACHE_DIR": str(cache or fresh), **(fast_blas(setup.threads) if setup.model.is_dir() else {})}
         if checkout is not None:
             env["PYTHONPATH"] = str(checkout.resolve() / "src")
         with _running(name, command, port, env) as server:
@@ -182,10 +192,6 @@ def mlx_server(setup: Setup, folder: Path) -> Iterator[Server]:
     port = _free_port()
     command = [*program, "--model", str(folder), "--port", str(port)]
     command += ["--chat-template", setup.template.read_text()] if setup.template else []
-    env = {"HF_HUB_OFFLINE": "1", "OPENBLAS_NUM_THREADS": str(setup.threads)}
-    # On Linux its package uses the reference BLAS, which is many times slower.
-    library = ctypes.util.find_library("openblas")
-    if library and sys.platform == "linux":
-        env["LD_PRELOAD"] = library
+    env = {"HF_HUB_OFFLINE": "1", **fast_blas(setup.threads)}
     with _running("mlx_lm.server", command, port, env) as server:
         yield server
