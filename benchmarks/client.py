@@ -80,7 +80,7 @@ class Client:
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         return Sample(text, prompt, timings.get("prompt_n", prompt - cached), usage["completion_tokens"], wall, tuple(at))
 
-    def together(self, conversations: list[Messages], tokens: int) -> list[Sample]:
+    def together(self, conversations: list[Messages], tokens: int, **options: Any) -> list[Sample]:
         """Replies to all conversations at the same time."""
         with ThreadPoolExecutor(len(conversations)) as pool:
-            return list(pool.map(lambda messages: self.chat(messages, tokens), conversations))
+            return list(pool.map(lambda messages: self.chat(messages, tokens, **options), conversations))
