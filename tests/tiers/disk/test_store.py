@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -460,6 +460,20 @@ def test_what_is_put_aside_keeps_nothing_out(tmp_path: Path) -> None:
         disk.quarantine(label(number).key)
         assert 0 < len(list((tmp_path / "quarantine").iterdir())) <= KEPT
         assert occupied(tmp_path) <= KEPT * cell
+
+
+@pytest.mark.parametrize("content", [None, b"", b"soon"])
+def test_the_loss_of_the_catalogue_does_not_undo_a_deletion(content: bytes | None, tmp_path: Path) -> None:
+    """A server that has not heard of it yet would write from memory what was deleted. Other content of the file is no harm."""
+    disk = filled(tmp_path, 2)
+    disk.erase([], 1e9)
+    disk.close()
+    disk.index.unlink()
+    if content is not None:
+        (tmp_path / "deleted").write_bytes(content)
+    for _ in range(2):
+        with closing(Disk(tmp_path, BIG)) as disk:
+            assert disk.catalog.ages.wiped() == ((1e9, 1) if content is None else (0.0, 0))
 
 
 @pytest.mark.parametrize("place", ["quarantine", "tmp"])

@@ -102,6 +102,11 @@ class Ages:
         found = self._db.execute("SELECT before, times FROM erased").fetchone()
         return (float(found[0]), int(found[1])) if found else (0.0, 0)
 
+    def recall(self, before: float) -> None:
+        """Records such a request again, if none is recorded."""
+        with schema.change(self._db):
+            self._db.execute("INSERT OR IGNORE INTO erased (id, before, times) VALUES (1, ?, 1)", (before,))
+
     @property
     def clean(self) -> bool:
         """Whether no deleted text is left in the files. After a crash, some may be."""

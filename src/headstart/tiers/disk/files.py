@@ -57,6 +57,15 @@ def write(path: Path, parts: Iterable[memoryview], time: float) -> None:
     os.close(file)
 
 
+def read(path: Path) -> bytes:
+    """The first 4 KiB of a file. Raises OSError."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(file, 4096, 0)
+    finally:
+        os.close(file)
+
+
 def clear(folder: Path) -> list[OSError]:
     """Deletes the files in a folder, as far as possible. Returns the errors. Raises OSError if the folder cannot be read."""
     errors = list[OSError]()

@@ -60,6 +60,8 @@ CHECKED = 8 << 20
 """Bytes of a catalogue up to which all of it is read when a server opens it. Damage in a larger one is found on the way."""
 _SUFFIX = ".rows"
 _INDEX = "index.sqlite"
+_DELETED = "deleted"
+"""A file with the time up to which a user has deleted everything: the catalogue has it too, and may be lost."""
 _FAULTS_HERE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of this process, which do not mean that a file is bad."""
 
@@ -130,6 +132,7 @@ class Disk(Store):
             try:
                 if self._check or path.stat().st_size <= CHECKED:
                     catalog.read()
+                self._recall_deleted(catalog)
             except BaseException:
                 catalog.close()
                 raise
@@ -377,6 +380,8 @@ class Disk(Store):
             keys = ({*keys} | self.catalog.ages.old(before)) - {*spared()}
             rows = [row for key in keys if (row := self.catalog.get(key)) is not None]
             gone = set(self._remove(keys, lambda: self.catalog.ages.wipe(keys, before, self._clock())))
+            if before > -math.inf:
+                self._note_deleted(self.catalog.ages.wiped()[0])
             self._quarantine.empty()
             self._sweep(before)
             if not self.catalog.ages.clean:
@@ -384,6 +389,25 @@ class Disk(Store):
             if stuck := len(keys) - len(gone):
                 raise OSError(errno.EIO, f"{count(stuck, 'file')} cannot be deleted, and stay; the log names them")
         return [row for row in rows if row.label.key in gone]
+
+    def _note_deleted(self, before: float) -> None:
+        path = self._temporary / _DELETED
+        files.write(path, (memoryview(repr(before).encode()),), before)
+        os.replace(path, self.folder / _DELETED)
+        files.sync(self.folder)
+
+    def _recall_deleted(self, catalog: Catalog) -> None:
+        """Gives a new catalogue what the lost one knew: servers that were not told yet must still forget what was deleted."""
+        if catalog.ages.wiped()[1]:
+            return
+        try:
+            before = float(files.read(self.folder / _DELETED))
+        except FileNotFoundError:
+            return
+        except ValueError:
+            log.warning("%s has no time in it", _DELETED)
+            return
+        catalog.ages.recall(before)
 
     def expire(
         self, terms: Terms, spared: Callable[[], Collection[bytes]] = frozenset
