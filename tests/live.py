@@ -57,7 +57,8 @@ def idle(runtime: Runtime) -> bool:
     return now["running"] == now["waiting"] == 0 and not any(slot["is_processing"] for slot in now["slots"])
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
+    """Waits for what happens at once on a quiet machine."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

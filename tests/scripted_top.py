@@ -81,7 +81,7 @@ class Script:
         self.stopped.set()
 
     def send(self, update: Update) -> None:
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         assert self._emit is not None
         self._emit(update)
 

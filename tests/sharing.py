@@ -28,7 +28,7 @@ def be_patient(patch: pytest.MonkeyPatch) -> None:
 
 def stored(rt: Runtime) -> None:
     """Waits until everything that was offered is stored."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while any(slot.dirty for slot in rt.scheduler.slots) or rt.cache.store.shared_offer.reading or not rt.scheduler.idle:
         assert time.monotonic() < until
         time.sleep(0.005)

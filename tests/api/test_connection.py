@@ -206,7 +206,7 @@ def test_a_handler_that_is_cancelled_leaves_no_request_behind(monkeypatch: pytes
 
         def slowly(*args: Any, **more: Any) -> Any:
             understanding.set()
-            assert left.wait(10)
+            assert left.wait(60)
             prompts.append(prompt(*args, **more))
             return prompts[-1]
 

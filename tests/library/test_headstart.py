@@ -32,7 +32,7 @@ def hs() -> Iterator[headstart.Headstart]:
 
 
 def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -115,7 +115,7 @@ def test_closing_wakes_a_waiting_reader() -> None:
         reader.start()
         time.sleep(0.05)
         stream.close()
-        reader.join(5)
+        reader.join(60)
         assert not reader.is_alive()
         assert len(failures) == 1
 

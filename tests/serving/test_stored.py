@@ -354,14 +354,14 @@ def test_what_is_being_deleted_is_not_pinned(tmp_path: Path, monkeypatch: pytest
 
     def slowly(disk: store.Disk, *arguments: Any, **more: Any) -> Any:
         erasing.set()
-        assert refused.wait(10)
+        assert refused.wait(60)
         return erase(disk, *arguments, **more)
 
     with started(tmp_path) as runtime:
         monkeypatch.setattr(store.Disk, "erase", slowly)
         deleting = threading.Thread(target=runtime.stored.delete, args=(chain.id, None))
         deleting.start()
-        assert erasing.wait(10)
+        assert erasing.wait(60)
         with pytest.raises(NotFound):
             runtime.stored.pin(chain.id, None)
         assert ask(runtime, [user(LONG)], max_tokens=1).report.cached == 0, "nor loaded, though its objects are still there"

@@ -161,7 +161,7 @@ def same(one: Answer, other: Answer) -> None:
 
 def settled(rt: Runtime) -> None:
     """Waits until the disk has answered for all that it was offered, or has refused it."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while any(slot.dirty for slot in rt.scheduler.slots) or rt.cache.disk._waiting:  # type: ignore[attr-defined]
         assert time.monotonic() < until, (
             rt.cache.disk._waiting,  # type: ignore[attr-defined]
@@ -173,7 +173,7 @@ def settled(rt: Runtime) -> None:
 
 def recovered(rt: Runtime, wanted: dict[int, Answer]) -> None:
     """Waits until the disk takes what it is given, and answers for all of it."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     before = rt.cache.disk.counters["saved"]
     number = 50
     while rt.cache.disk.counters["saved"] == before:

@@ -120,7 +120,7 @@ def test_nobody_waits_for_another_tenants_prompt(other: str, waits: bool) -> Non
         seen: list[str] = []
         cached: dict[str, int] = {}
         while len(cached) < 2:
-            name, event = told.get(timeout=10)
+            name, event = told.get(timeout=60)
             seen.append(name)
             if isinstance(event, Started):
                 cached[name] = event.report.cached

@@ -153,7 +153,7 @@ def test_a_server_is_watched_killed_and_watched_again(demo_model: Path, tmp_path
             ask(url, "Where is the window?", 900)
             assert re.search(r"(stop|length) +D+C+ ", terminal.wait("(stop|length) "))
             terminal.keys("q")
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while not terminal.ended():
                 assert time.monotonic() < deadline
                 time.sleep(0.05)

@@ -66,7 +66,7 @@ def screen(app: TopApp) -> str:
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
-    for _ in range(500):
+    for _ in range(3000):
         if condition():
             return
         await pilot.pause(0.02)
@@ -88,10 +88,10 @@ def drive(
         script = Script(*updates)
         app = TopApp(script, "http://host:1", ask)
         async with app.run_test(size=size) as pilot:
-            assert script._ready.wait(10)
+            assert script._ready.wait(60)
             await pilot.pause(0.05)
             await steps(app, pilot, script)
-        assert script.stopped.wait(10)
+        assert script.stopped.wait(60)
 
     asyncio.run(run())
 

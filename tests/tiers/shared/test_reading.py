@@ -25,7 +25,7 @@ SIZE = 20_000
 
 
 def wait_for(ready: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not ready():
         assert time.monotonic() < until
         time.sleep(0.005)
