@@ -60,7 +60,8 @@ def main(folder: str, histories: str, block_size: str = "") -> None:
         tally = made.tally
     cold.close()
     long = sum(length > LONG for length in tally.prompts)
-    print(json.dumps({**asdict(tally), **asdict(traits), "long": long, "prompted": sum(tally.prompts), "exact": traits.exact}))
+    found = {**vars(tally), **asdict(traits), "long": long, "prompted": sum(tally.prompts), "exact": traits.exact}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ pytestmark = [
 @pytest.mark.parametrize("kind", list(tiny_hf.KINDS))
 def test_what_is_proved_holds_in_long_histories(kind: str, tmp_path: Path) -> None:
     """`-s` shows what was proved of each kind, and the share that was reused."""
-    found = openblas.run(tiny_hf.write(tmp_path / kind, kind), 40)
+    found = openblas.run(tiny_hf.write(tmp_path / kind, kind), 32)
     how = "calls over several" if found["chunking"] else "one call each"
     share = found["reused"] / found["prompted"]
     print(
