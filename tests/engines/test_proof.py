@@ -120,6 +120,20 @@ def test_decoding_that_is_prefill() -> None:
     assert not proved(FakeEngine(**options(decode_is_prefill=True, sliceable=False))).decode_is_prefill, "not asked"
 
 
+class SplitsBatches(FakeEngine):
+    """Decoding more than two slots together gives other bits."""
+
+    def decode(self, steps: Sequence[Step]) -> None:
+        super().decode(steps)
+        if len(steps) > 2:
+            self._slots[0].low[self.length(0) - 1] ^= np.uint8(1)
+
+
+@pytest.mark.parametrize(("slots", "joined"), [(1, True), (2, True), (3, False), (4, False)])
+def test_all_slots_that_decode_together_are_compared(slots: int, joined: bool) -> None:
+    assert proved(SplitsBatches(**options(slots=slots, decode_is_prefill=True))).decode_is_prefill is joined
+
+
 class Drifting(FakeEngine):
     """No call gives the same logits as the one before."""
 

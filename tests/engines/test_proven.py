@@ -93,6 +93,15 @@ def test_what_was_remembered_can_be_proved_anew(tmp_path: Path) -> None:
     assert STILL in load(tmp_path)[0].notes
 
 
+def test_more_slots_that_decode_together_are_proved_again(tmp_path: Path) -> None:
+    """Where decoding is not prefill they are decoded one by one, and their number does not matter."""
+    for joined in (True, False):
+        load(tmp_path, fake(decode_is_prefill=joined))
+        assert STILL in load(tmp_path, fake(decode_is_prefill=joined, slots=1))[0].notes
+        assert (STILL in load(tmp_path, fake(decode_is_prefill=joined, slots=4))[0].notes) is not joined
+        assert STILL in load(tmp_path, fake(decode_is_prefill=joined, slots=4))[0].notes
+
+
 def test_what_it_depends_on_decides(tmp_path: Path) -> None:
     load(tmp_path)
     assert STILL not in load(tmp_path, identity=b"another")[0].notes

@@ -406,13 +406,10 @@ def _decode_is_prefill(prover: Prover, whole: Saved, largest: int) -> bool:
     prover.deep(whole, length)
     logits = prover.finish()
     computed = prover.kv(0, length, length + _TAIL)
-    slots = [0]
-    for neighbour in (False, True):
-        if neighbour:
-            if engine.shape.slots == 1:
-                break
-            slots = [0, 1]
-            engine.import_kv(1, [KVSegment(whole.kv, whole.tokens, _ODD)])
+    for neighbours in sorted({0, min(1, engine.shape.slots - 1), engine.shape.slots - 1}):
+        slots = range(1 + neighbours)
+        for slot in slots[1:]:
+            engine.import_kv(slot, [KVSegment(whole.kv, whole.tokens, slot * _ODD % whole.tokens or _ODD)])
         prover.deep(whole, length)
         if not _same(prover.decode(slots), logits) or not _same(prover.kv(0, length, length + _TAIL), computed):
             return False

@@ -49,31 +49,39 @@ class Proven:
         sample = answer(engine, tokens)
         key = self.identity.hex()
         entry = recall(self.folder, MEMO).get(key)
-        found = _traits(entry, sample)
+        found = _traits(entry, sample, engine.shape.slots)
         if found is not None and not self.anew:
             return replace(found, notes=(*found.notes, STILL))
         if entry is not None and found is None:
             log.warning("the stored proof of the engine does not hold (another result, or a damaged file): it is proved again")
         log.info("proving that cached answers of this model are exact; the result is stored for later starts")
         traits = prove(engine, tokens, window=window, progress=progress)
-        proved = (
-            {key: {"traits": asdict(traits), "check": _check(sample, asdict(traits))}} if sample and traits.canonical else {}
-        )
+        proved = {key: _entry(sample, traits, engine.shape.slots)} if sample and traits.canonical else {}
         if proved or entry is not None:
             known = {other: entry for other, entry in recall(self.folder, MEMO).items() if other != key} | proved
             remember(self.folder, MEMO, dict(list(known.items())[-_MOST:]))
         return traits
 
 
-def _traits(entry: Any, sample: bytes | None) -> Traits | None:
-    """The traits in a stored entry, if it is undamaged and has the same sample."""
+def _entry(sample: bytes, traits: Traits, slots: int) -> dict[str, Any]:
+    """What is stored. `slots`: slots of the engine that was proved."""
+    found = {"traits": asdict(traits), "slots": slots}
+    return {**found, "check": _check(sample, found)}
+
+
+def _traits(entry: Any, sample: bytes | None, slots: int) -> Traits | None:
+    """The traits in a stored entry, if it is undamaged, has the same sample, and holds for so many slots.
+
+    Only `decode_is_prefill` speaks of several slots: of all that are decoded in one call.
+    """
     try:
-        if sample is None or entry["check"] != _check(sample, entry["traits"]):
+        if sample is None or entry["check"] != _check(sample, {"traits": entry["traits"], "slots": entry["slots"]}):
             return None
-        return Traits(**{**entry["traits"], "notes": tuple(entry["traits"]["notes"])})
+        traits = Traits(**{**entry["traits"], "notes": tuple(entry["traits"]["notes"])})
+        return None if traits.decode_is_prefill and entry["slots"] < slots else traits
     except (TypeError, KeyError):
         return None
 
 
-def _check(sample: bytes, traits: dict[str, Any]) -> str:
-    return blake3(sample + json.dumps(traits, sort_keys=True).encode()).hexdigest()
+def _check(sample: bytes, found: dict[str, Any]) -> str:
+    return blake3(sample + json.dumps(found, sort_keys=True).encode()).hexdigest()

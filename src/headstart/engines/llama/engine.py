@@ -141,7 +141,7 @@ class LlamaEngine(Engine):
             identity = llama_identity.identity(
                 model, options, weights, adapter, gpu_layers=placed.layers, ctx=chosen.ctx
             )
-            # Proofs use at most two slots, and not all of a long context. More than that depends on the free memory.
+            # Proofs use two slots and a part of the context; `Proven` sees to more slots. All of it depends on the free memory.
             sizes = {"ctx": min(chosen.ctx, most_tokens(engine.shape.batch)), "slots": min(chosen.slots, 2), "threads": threads}
 
             def proven(decode_threads: int) -> Proven:

@@ -64,7 +64,7 @@ def decoding_does_not_depend_on_where_kv_came_from(subject: EngineUnderTest) -> 
 
 
 def decoded_kv_is_that_of_prefill(subject: EngineUnderTest) -> None:
-    """The same bits from prefill in one call, in two calls off the block boundary, and from decode, alone and in a batch."""
+    """The same bits from prefill in one call, in two calls off the block boundary, and from decode, alone and in batches."""
     engine, tail = subject.engine, subject.tokens(DECODED, seed=2)
     tokens = subject.tokens(subject.depth)
     due = subject.cold(0, tokens, tail)
@@ -75,7 +75,7 @@ def decoded_kv_is_that_of_prefill(subject: EngineUnderTest) -> None:
         if kv:
             expect(subject.save(0).segments[0].data.tobytes() == kv, f"{how} leaves other KV")
 
-    for slots in (range(1), range(min(2, engine.shape.slots))):
+    for slots in (range(1), range(min(2, engine.shape.slots)), range(engine.shape.slots)):
         for slot in slots:
             engine.truncate(slot, 0)
             subject.feed(slot, tokens)
