@@ -243,22 +243,35 @@ def test_bytes_of_kv_are_a_view_of_the_slot(filled: Filled) -> None:
     assert np.array_equal(again, due)
 
 
+def test_nothing_is_compiled_on_a_cpu(filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mlx would load compiled code from a folder that other users may have made."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    engine = filled("lfm2", 2)
+    replies(engine, [(0, 1), (0,)], together=True)
+    assert not list(tmp_path.iterdir())
+    if SLOW:  # the test can fail
+        mx.enable_compile()
+        engine.prefill(0, np.arange(5, dtype=np.int32), logits=True)
+        mx.disable_compile()
+        assert list(tmp_path.rglob("*.so"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_5"])  # rows; rings; arrays
 def test_memory_stays_flat(kind: str, folders: Path) -> None:
     """Over 2,000 requests that prefill, export, decode together, rewind or cut, and import."""
-    engine = MlxEngine.load(EngineOptions(str(tiny_hf.named(folders, kind)), ctx=1024, slots=4), block_size=64)
+    engine = MlxEngine.load(EngineOptions(str(tiny_hf.named(folders, kind)), ctx=256, slots=4), block_size=64)
     dice, process, sizes = np.random.default_rng(0), psutil.Process(), []
-    tokens = ordinary_tokens(engine.tokenizer, 1024)
-    state, kv = np.empty(engine.shape.state_bytes, np.uint8), np.empty(1024 * engine.shape.kv_bytes_per_token, np.uint8)
+    tokens = ordinary_tokens(engine.tokenizer, 256)
+    state, kv = np.empty(engine.shape.state_bytes, np.uint8), np.empty(256 * engine.shape.kv_bytes_per_token, np.uint8)
     for number in range(2_000):
-        slot, count = number % 4, int(dice.integers(1, 512))
+        slot, count = number % 4, int(dice.integers(1, 200))
         engine.truncate(slot, 0)
         engine.prefill(slot, tokens[:count], logits=True)
         engine.export_kv(slot, [Span(0, count, kv)])
         segments = [KVSegment(kv, count, count)]
-        for _ in range(4):
-            engine.decode([Step(one, 5) for one in range(4) if engine.length(one) < 1024])
+        for _ in range(2):
+            engine.decode([Step(one, 5) for one in range(4) if engine.length(one) < 256])
         if engine.traits.stateful:
             engine.truncate(slot, 0)
             engine.prefill(slot, tokens[:count], logits=False)

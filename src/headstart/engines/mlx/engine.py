@@ -168,6 +168,7 @@ class MlxEngine(Engine):
         """
         report = progress or (lambda _: None)
         folder = Path(options.model).expanduser()
+        mlx_load.prepare()
         available = mlx_load.device_memory(machine.memory(options.memory))
         files = model_folder.weights(folder)
         config = mlx_load.check(folder, files, available)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -25,12 +26,28 @@ from headstart.model_names import model_name
 
 BATCH = 512
 """Most tokens of one call."""
+_KEPT = 1 << 30  # bytes of freed arrays that mlx may keep for later ones, on a Mac
 _KIND = re.compile(r"[\w-]+")
 _BUFFERS = 128 << 20  # for computing, and the interpreter
 SOURCES = blake3(
     b"".join(path.read_bytes() for path in sorted([Path(proof.__file__), *Path(__file__).parent.glob("[!.]*.py")]))
 ).hexdigest()
 """Digest of the code of this package, which moves KV, and of the proof that it moves KV exactly."""
+
+
+def prepare() -> None:
+    """Sets mlx up for this process, before anything is loaded.
+
+    On a CPU, mlx would compile parts of a model with the system's g++, and load them from a folder that all users of the
+    machine share, `/tmp/mlx`. Whoever makes it first can put other code there, and the bits would depend on the compiler.
+    Nothing is gained by it: decoding is as fast without. On a Mac, the GPU's share of the memory stays in memory, and mlx
+    keeps less of what is freed.
+    """
+    if mx.default_device().type == mx.DeviceType.cpu:
+        mx.disable_compile()
+    if most := _gpu_memory():
+        mx.set_wired_limit(most)
+        mx.set_cache_limit(_KEPT)
 
 
 def check(folder: Path, files: Sequence[Path], available: int) -> dict[str, Any]:
@@ -93,21 +110,23 @@ def weight_bytes(model: Any) -> int:
 def host_memory(available: int, weights: int, form: Form | None) -> HostMemory:
     """What a model takes. On a Mac, GPU and CPU share the memory."""
     kv, state = (form.kv_bytes_per_token, form.live_bytes(BATCH)) if form else (0, 0)
-    return HostMemory(available, weights, _BUFFERS, kv, state, STEP)
+    return HostMemory(available, weights, _BUFFERS + (_KEPT if _gpu_memory() else 0), kv, state, STEP)
 
 
 def device_memory(available: int) -> int:
     """Bytes that a model may use of those that are free: on a Mac no more than the GPU may address well."""
-    if not mx.metal.is_available():
-        return available
-    most = mx.device_info().get("max_recommended_working_set_size")
-    return min(available, int(most)) if most else available
+    return min(available, _gpu_memory() or available)
+
+
+def _gpu_memory() -> int:
+    """Bytes of the shared memory that a Mac's GPU may address well; 0 elsewhere."""
+    return int(mx.device_info().get("max_recommended_working_set_size", 0))
 
 
 def identity(config: dict[str, Any], weights: Sequence[bytes], memo: Path | None) -> dict[str, Any]:
     """Everything that changes the bits of KV, except the block size. `memo`: folder that remembers digests of files."""
     library = [path for path in Path(mx.__file__).parent.rglob("*") if path.suffix in {".metallib", ".so", ".dylib"}]
-    info = mx.device_info() if mx.metal.is_available() else {}
+    info = {name: value for name, value in mx.device_info().items() if "free" not in name}
     return {
         "engine": "mlx",
         "mlx": _version("mlx"),
@@ -115,6 +134,7 @@ def identity(config: dict[str, Any], weights: Sequence[bytes], memo: Path | None
         "libraries": [digest(path, memo).hex() for path in sorted(library)],
         "preloaded": os.environ.get("LD_PRELOAD", "") + os.environ.get("DYLD_INSERT_LIBRARIES", ""),
         "device": str(mx.default_device()),
+        "libc": " ".join(platform.libc_ver()),
         "device_info": json.dumps(info, sort_keys=True, default=str),
         "config": blake3(json.dumps(config, sort_keys=True).encode()).hexdigest(),
         "weights": [one.hex() for one in weights],
