@@ -17,9 +17,10 @@ from headstart.engines import proven
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama.engine import BLOCK_SIZE
+from headstart.engines.options import EngineOptions
 from headstart.engines.proof import most_tokens
 from headstart.engines.proven import MEMO, STILL, Proven
-from headstart.interfaces.engine import KVSegment, Logits, Traits
+from headstart.interfaces.engine import EngineProof, KVSegment, Logits, Traits
 from headstart.interfaces.tokens import Bytes
 from headstart.testing.fake_engine import FakeEngine
 
@@ -219,3 +220,28 @@ def test_of_a_real_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert [still(), still()] == [False, True], "another machine, which is remembered too"
     monkeypatch.setenv("GGML_SOMETHING", "1")
     assert not still()
+
+
+def test_a_proof_that_was_handed_over_needs_no_sample_unless_something_has_changed(tmp_path: Path) -> None:
+    engine = fake()
+    handed = [EngineProof(b"it".hex(), Traits(BLOCK_SIZE, notes=("by another process",)))]
+    assert Proven(tmp_path, b"it", False, handed).traits(engine, TOKENS, window=0) == handed[0].traits
+    assert Proven(None, b"it", False, handed).traits(engine, TOKENS, window=0) == handed[0].traits
+    assert engine.prefilled == 0
+    for identity, anew in ((b"other", False), (b"it", True)):
+        again = fake()
+        traits = Proven(tmp_path, identity, anew, handed).traits(again, TOKENS, window=0)
+        assert again.prefilled > 0
+        assert "by another process" not in traits.notes
+
+
+def test_an_engine_says_what_a_later_process_need_not_prove(tmp_path: Path, tiny_model: Path) -> None:
+    options = EngineOptions(str(tiny_model), ctx=512, slots=1, threads=1, state_dir=tmp_path)
+    first = LlamaEngine.load(options)
+    proofs, traits = first.proofs, first.traits
+    first.close()
+    assert [proof.traits for proof in proofs] == [traits]
+    second = LlamaEngine.load(replace(options, proofs=proofs))
+    assert (second.traits, second.proofs) == (traits, proofs)
+    second.close()
+    assert STILL not in traits.notes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headstart.api.openai_responses.handover import Handover, PackedConversation
 from headstart.api.served_models import ServedModel
 from headstart.config import Settings
-from headstart.interfaces.engine import Sampling
+from headstart.interfaces.engine import EngineProof, Sampling, Traits
 from headstart.models.channel import (
     CONNECTION,
     Commands,
@@ -81,5 +81,6 @@ def test_what_a_process_says_and_hands_over_arrives_however_it_is_cut(given: lis
 
 
 def test_a_card_crosses_the_channel() -> None:
-    card = ReadyReport(5, ServedModel("a", "loaded", ("b",), sampling=Sampling(temperature=0.5), facts={"n_ctx": 4}))
+    served = ServedModel("a", "loaded", ("b",), sampling=Sampling(temperature=0.5), facts={"n_ctx": 4})
+    card = ReadyReport(5, served, (EngineProof("0f", Traits(128, chunking=False, notes=("one", "two"))),))
     assert ReadyReport.of_json(card.as_json) == card

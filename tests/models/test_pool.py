@@ -14,6 +14,7 @@ from headstart.api.openai_responses.handover import Handover, PackedConversation
 from headstart.api.served_models import ServedModel
 from headstart.config import Settings
 from headstart.errors import Overloaded, Unavailable
+from headstart.interfaces.engine import EngineProof, Traits
 from headstart.models import pool as pool_module
 from headstart.models.channel import ProcessSetup, ReadyReport
 from headstart.models.naming import ModelNames, NamedModel
@@ -23,6 +24,7 @@ from headstart.models.process import LoadFailed
 from headstart.models.state import Phase
 from headstart.models.upstream import UpstreamConnection
 
+PROOF = EngineProof("00", Traits(64))
 MODELS = [NamedModel(name, f"{name}.gguf", 10) for name in "abc"]
 
 
@@ -48,7 +50,7 @@ class Scripted:
         if setup.names[0] in self._world.broken or self.ended:
             raise LoadFailed("broken")
         self.loaded = True
-        return ReadyReport(setup.settings.memory or 0, ServedModel(setup.names[0], "loaded"))
+        return ReadyReport(setup.settings.memory or 0, ServedModel(setup.names[0], "loaded"), (PROOF,))
 
     async def connection(self) -> UpstreamConnection:
         raise NotImplementedError
@@ -85,9 +87,7 @@ class World:
             ModelNames(MODELS),
             shares,
             start=self._start,
-            setup=lambda model, memory, handed: ProcessSetup(
-                Settings(model=model.file, memory=memory), model.names, model.tag, "none", handed=handed
-            ),
+            setup=lambda model, memory: ProcessSetup(Settings(model=model.file, memory=memory), model.names, model.tag, "none"),
             queue=queue,
             idle_unload=idle_unload,
         )
@@ -308,7 +308,9 @@ def test_what_a_process_hands_over_goes_to_the_next_one_and_no_further() -> None
             await asyncio.sleep(0.02)
         assert a.handed.conversations == (stays,)
         await world.use("a")
-        assert [process.setup.handed.conversations for process in world.processes if process.setup] == [(), (), (stays,)]
+        setups = [process.setup for process in world.processes if process.setup]
+        assert [setup.handed.conversations for setup in setups] == [(), (), (stays,)]
+        assert [setup.proofs for setup in setups] == [(), (), (PROOF,)]
         assert a.handed == Handover()
 
     run(test)

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +65,29 @@ def state(http: httpx.Client, name: str) -> dict[str, Any]:
     return found
 
 
-def converse(http: httpx.Client, rounds: int) -> list[tuple[str, list[dict[str, str]], str, int]]:
-    """Conversations with all models in turn: (model, messages, reply, tokens computed), request by request."""
+@dataclass(frozen=True)
+class Turn:
+    """A request of a conversation. `new`: tokens beyond the last prompt and reply; `computed`: what entered the engine."""
+
+    model: str
+    messages: list[dict[str, str]]
+    reply: str
+    new: int
+    computed: int
+
+
+def converse(http: httpx.Client, rounds: int) -> list[Turn]:
+    """Conversations with all models in turn, request by request."""
     talks: dict[str, list[dict[str, str]]] = {name: [{"role": "system", "content": 6 * TEXT + name}] for name in KINDS}
+    known = dict.fromkeys(KINDS, 0)
     found = []
     for number in range(rounds):
         for name, messages in talks.items():
             messages.append({"role": "user", "content": f"Turn {number}: say more about it."})
             answer = talk(http, name, messages)
-            found.append((name, list(messages), text_of(answer), answer["headstart"]["computed"]))
+            new = answer["usage"]["prompt_tokens"] - known[name]
+            found.append(Turn(name, list(messages), text_of(answer), new, answer["headstart"]["computed"]))
+            known[name] = answer["usage"]["total_tokens"]
             messages.append({"role": "assistant", "content": text_of(answer)})
     return found
 
@@ -80,17 +95,16 @@ def converse(http: httpx.Client, rounds: int) -> list[tuple[str, list[dict[str, 
 def check(http: httpx.Client, rounds: int) -> str:
     """Returns what happened, for people: `pytest -s` shows it."""
     before = sum(one["loads"] for one in http.get("/headstart/models").json()["models"])
-    found = converse(http, rounds)
+    turns = converse(http, rounds)
     loads = sum(one["loads"] for one in http.get("/headstart/models").json()["models"]) - before
-    assert loads >= len(found) // 2  # with memory for two of three, no order of unloading needs fewer switches
-    beyond = []
-    for name, messages, reply, computed in sorted(found, key=lambda one: one[0]):  # without a switch between each
-        if len(messages) > 2:
-            assert text_of(talk(http, name, messages, cache_prompt=False)) == reply  # against an empty cache
-            new = http.post("/tokenize", json={"model": name, "content": messages[-1]["content"]}).json()["tokens"]
-            assert computed <= len(new) + 64, (name, len(messages), computed)
-            beyond.append(computed - len(new))
-    return f"{len(found)} requests, {loads} loads, computed beyond the new message: {min(beyond)} to {max(beyond)} tokens"
+    assert loads >= len(turns) // 2  # with memory for two of three, no order of unloading needs fewer switches
+    later = [turn for turn in turns if len(turn.messages) > 2]
+    for turn in sorted(later, key=lambda turn: turn.model):  # without a switch between each
+        assert text_of(talk(http, turn.model, turn.messages, cache_prompt=False)) == turn.reply  # against an empty cache
+        assert turn.computed <= turn.new + 64, (turn.model, len(turn.messages), turn.computed, turn.new)
+    beyond = sorted(turn.computed - turn.new for turn in later)
+    middle = beyond[len(beyond) // 2]
+    return f"{len(turns)} requests, {loads} loads; computed beyond the new tokens: {beyond[0]} to {beyond[-1]}, median {middle}"
 
 
 def test_each_model_goes_on_where_it_was_after_others_took_its_place(several: tuple[Server, httpx.Client]) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from headstart.interfaces.engine import EngineProof
+
 KvType = Literal["f16", "bf16", "q8_0"]
 
 
@@ -26,6 +28,7 @@ class EngineOptions:
         memory: most bytes of host memory for all of it, `reserve` included; None for what is free.
         together: bytes of weights of the models that GPUs must hold at the same time, where several are loaded: of the largest
             ones; empty if there is one model.
+        proofs: of the last process of this server that had this model loaded. What they depend on may have changed since.
         exact: whether decoding must give the same bits every time, even if that makes it slower.
         llama_lib: the user's library of llama.cpp, or its folder; None for the one that the environment names, or that
             llama-cpp-python brings.
@@ -42,6 +45,7 @@ class EngineOptions:
     reserve: int | None = None
     memory: int | None = None
     together: tuple[int, ...] = ()
+    proofs: tuple[EngineProof, ...] = ()
     exact: bool = False
     llama_lib: Path | None = None
     state_dir: Path | None = None

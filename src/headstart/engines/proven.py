@@ -3,12 +3,16 @@
 A proof takes as long as the prefill of 2,000 to 3,000 tokens, which is minutes for a large model on a CPU. So its result is
 stored, together with a *sample*: a digest of a few results that the engine computed. A later load computes the sample again.
 If it is the same, and everything else that the proof depends on too, the stored result is used, in exact mode as well.
+
+A server of several models loads one again and again. Each process hands its proofs to the next one, which takes them over
+without a sample if everything that they depend on is the same.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,7 @@ from blake3 import blake3
 
 from headstart.engines.memo import recall, remember
 from headstart.engines.proof import ProofProgress, answer, prove
-from headstart.interfaces.engine import Engine, Traits
+from headstart.interfaces.engine import Engine, EngineProof, Traits
 from headstart.interfaces.tokens import Tokens
 
 MEMO = "proofs.json"
@@ -36,14 +40,19 @@ class Proven:
         folder: of the store; None proves at every load and stores nothing.
         identity: digest of everything that the proof depends on.
         anew: prove even if a proof is stored, and replace it.
+        handed: proofs of the last process of this server that had the model loaded.
     """
 
     folder: Path | None
     identity: bytes
     anew: bool = False
+    handed: Sequence[EngineProof] = ()
 
     def traits(self, engine: Engine, tokens: Tokens, *, window: int, progress: ProofProgress = lambda _: None) -> Traits:
         """The result of `prove`, or the stored one."""
+        for proof in self.handed:
+            if proof.key == self.identity.hex() and not self.anew:
+                return proof.traits
         if self.folder is None:
             return prove(engine, tokens, window=window, progress=progress)
         sample = answer(engine, tokens)

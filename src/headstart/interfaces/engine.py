@@ -130,6 +130,18 @@ class Traits:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineProof:
+    """The result of a proof, for a later process of the same server that loads the same model in the same way.
+
+    Attributes:
+        key: hexadecimal digest of everything that the proof depends on.
+    """
+
+    key: str
+    traits: Traits
+
+
+@dataclass(frozen=True, slots=True)
 class BlockSizes:
     """Block sizes in tokens that an engine can have. A proof chooses from them, in this order.
 
@@ -322,6 +334,8 @@ class Engine(ABC):
     """What a proof may choose `traits.block_size` from."""
     close_at_exit: bool = False
     """Whether the process must close the engine before it ends, because native code of its thread cannot be left as it is."""
+    proofs: tuple[EngineProof, ...] = ()
+    """What was proved at the load, or by an earlier one and sampled again."""
     host: HostMemory | None = None
     """Host memory at the load, from which the cache's budget is planned; None if the engine does not know."""
 

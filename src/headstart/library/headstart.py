@@ -31,6 +31,7 @@ from headstart.errors import Cancelled, ConfigError, InvalidRequest
 from headstart.hub.progress import OnProgress
 from headstart.hub.pull import ignore, resolve
 from headstart.interfaces.conversation import Conversation, Message, ToolChoice
+from headstart.interfaces.engine import EngineProof
 from headstart.interfaces.generation import GenerationParams
 from headstart.names import suggesting, unknown
 from headstart.output.parser import ReplyDelta, TextDelta
@@ -529,16 +530,17 @@ def load(
     listener: Listener | None = None,
     several: bool = False,
     together: Sequence[int] = (),
+    proofs: Sequence[EngineProof] = (),
 ) -> Headstart:
     """`open` for complete settings. Raises what `open` raises.
 
     Args:
         listener: hears what the runtime holds and does.
         several: whether the settings were given for several models. Those of another engine are then left out, not refused.
-        together: as in `EngineOptions`.
+        together, proofs: as in `EngineOptions`.
     """
     settings.template()  # raises before the model is loaded and proved
     check_shared(settings)
-    given = dataclasses.replace(settings.engine_options(), together=tuple(together))
+    given = dataclasses.replace(settings.engine_options(), together=tuple(together), proofs=tuple(proofs))
     options = registry.without_foreign(given) if several else given
     return Headstart(Runtime(lambda: registry.load(options, progress), settings, listener=listener))

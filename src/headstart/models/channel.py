@@ -22,7 +22,7 @@ from typing import Any
 from headstart.api.openai_responses.handover import Handover, PackedConversation
 from headstart.api.served_models import ServedModel
 from headstart.config import Settings
-from headstart.interfaces.engine import Sampling
+from headstart.interfaces.engine import EngineProof, Sampling, Traits
 from headstart.models.passed import PassedKey
 from headstart.observe.logs import LogFormat
 
@@ -44,7 +44,7 @@ class ProcessSetup:
         keep_noise: names of rules in `normalize.RULES` to leave out.
         known: the keys whose tenants have a limit of their own for what is kept.
         log_format: of its log.
-        together: as in `EngineOptions`.
+        together, proofs: as in `EngineOptions`.
         handed: what the last process of this model has handed over.
     """
 
@@ -56,6 +56,7 @@ class ProcessSetup:
     known: tuple[PassedKey, ...] = field(default=(), repr=False)
     log_format: LogFormat = "console"
     together: tuple[int, ...] = ()
+    proofs: tuple[EngineProof, ...] = ()
     handed: Handover = field(default_factory=Handover, repr=False)
 
 
@@ -66,10 +67,12 @@ class ReadyReport:
     Attributes:
         need: bytes that the model, its slots and its stored conversations may use.
         served: the model in lists of models.
+        proofs: of its engine.
     """
 
     need: int
     served: ServedModel
+    proofs: tuple[EngineProof, ...] = ()
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -79,7 +82,11 @@ class ReadyReport:
     def of_json(cls, value: dict[str, Any]) -> ReadyReport:
         given = value["served"]
         lists = {"aliases": tuple(given["aliases"]), "sampling": Sampling(**given["sampling"])}
-        return cls(value["need"], ServedModel(**{**given, **lists}))
+        proofs = [
+            EngineProof(proof["key"], Traits(**{**proof["traits"], "notes": tuple(proof["traits"]["notes"])}))
+            for proof in value["proofs"]
+        ]
+        return cls(value["need"], ServedModel(**{**given, **lists}), tuple(proofs))
 
 
 def send_setup(to: socket.socket, setup: ProcessSetup) -> None:

@@ -115,7 +115,7 @@ def serve(setup: ProcessSetup, front: socket.socket) -> None:
             say(front, progress=round(share, 3))
 
     def loaded() -> Runtime:
-        runtime = load(setup.settings, report, several=True, together=setup.together).runtime
+        runtime = load(setup.settings, report, several=True, together=setup.together, proofs=setup.proofs).runtime
         runtime.watch(PrefillLog())
         return runtime
 
@@ -175,8 +175,9 @@ def _card(service: Service) -> ReadyReport:
     runtime = service.ready()
     engine, stored, served = runtime.engine, runtime.cache.memory.budget, service.models.find(None)
     if engine.host is None:
-        return ReadyReport((served.size or 0) + stored, served)
-    return ReadyReport(engine.host.fixed + engine.host.live(engine.shape.ctx, engine.shape.slots) + stored, served)
+        return ReadyReport((served.size or 0) + stored, served, engine.proofs)
+    live = engine.host.live(engine.shape.ctx, engine.shape.slots)
+    return ReadyReport(engine.host.fixed + live + stored, served, engine.proofs)
 
 
 def main(descriptor: int) -> None:

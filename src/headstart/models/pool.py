@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import structlog
@@ -19,6 +19,7 @@ import structlog
 from headstart.api.openai_responses.handover import Handover
 from headstart.api.served_models import ServedModel
 from headstart.errors import HeadstartError, Overloaded, RequestError, Unavailable
+from headstart.interfaces.engine import EngineProof
 from headstart.models.channel import ProcessSetup, ReadyReport
 from headstart.models.naming import ModelNames, NamedModel
 from headstart.models.plan import Holder, MemoryShares, ModelUse, place, value_of
@@ -87,6 +88,7 @@ class PooledModel:
         served: what its last process said of it; None before.
         dismissed: whether it is drained because the operator wants it unloaded.
         handed: what its last process has handed over, until the next one has it.
+        proofs: of the engine of its last process.
         keep: seconds without a request after which it is unloaded, by the latest request that said so; None for the pool's.
     """
 
@@ -102,6 +104,7 @@ class PooledModel:
     served: ServedModel | None = None
     dismissed: bool = False
     handed: Handover = field(default_factory=Handover)
+    proofs: tuple[EngineProof, ...] = ()
     keep: float | None = None
 
 
@@ -152,7 +155,7 @@ class ModelPool:
         names: the models.
         shares: of the memory.
         start: starts a process.
-        setup: the set-up of a model, for so many bytes of memory, with what its last process has handed over.
+        setup: the set-up of a model, for so many bytes of memory. The pool adds what its last process has handed over.
         queue: requests that may wait for one model.
         idle_unload: seconds without a request after which a model is unloaded; None to keep it.
         clock: a monotonic clock, in seconds.
@@ -164,7 +167,7 @@ class ModelPool:
         shares: MemoryShares,
         *,
         start: Callable[[], Coroutine[Any, Any, Backend]],
-        setup: Callable[[NamedModel, int, Handover], ProcessSetup],
+        setup: Callable[[NamedModel, int], ProcessSetup],
         queue: int,
         idle_unload: float | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -382,7 +385,8 @@ class ModelPool:
             if self._closed:
                 process.kill()
             process.when_ended(lambda: self._ended(pooled, run))
-            card = await process.load(self._setup(pooled.model, pooled.need, pooled.handed))
+            setup = self._setup(pooled.model, pooled.need)
+            card = await process.load(replace(setup, proofs=pooled.proofs, handed=pooled.handed))
         except (LoadFailed, OSError) as error:
             cause = error.with_flags if isinstance(error, HeadstartError) else f"no process could be started: {error.strerror}"
             if pooled.process is not None:
@@ -396,7 +400,8 @@ class ModelPool:
         now = self._clock()
         self.loads += 1
         pooled.load_seconds, pooled.since, pooled.loaded_at = now - begun, now, time.time()
-        pooled.need, pooled.served, pooled.handed = min(card.need, pooled.need), card.served, Handover()
+        pooled.need, pooled.served, pooled.proofs = min(card.need, pooled.need), card.served, card.proofs
+        pooled.handed = Handover()
         pooled.state = pooled.state.loaded()
         log.info("loaded", model=name, seconds=round(pooled.load_seconds, 3), memory=show_size(pooled.need))
         self._begin_spare()

@@ -9,7 +9,6 @@ import structlog
 
 from headstart.api.auth import Keys
 from headstart.api.entrance import Entrance, Network
-from headstart.api.openai_responses.handover import Handover
 from headstart.chat.tenancy import policy_of
 from headstart.config import Settings
 from headstart.models.app import create_front
@@ -82,7 +81,7 @@ def front_of(several: SeveralModels, network: Network, keys: Keys) -> ModelsFron
     isolate = network.isolate or ("key" if keys.several else "none")
     shares = MemoryShares.of(several.memory, [model.size for model in names.models], several.keep)
 
-    def setup(model: NamedModel, memory: int, handed: Handover) -> ProcessSetup:
+    def setup(model: NamedModel, memory: int) -> ProcessSetup:
         limits = [PassedKey(key.tenant, key.operator, key.expire) for key in keys.all() if key.expire is not None]
         return ProcessSetup(
             replace(several.settings, model=model.file, memory=memory),
@@ -93,7 +92,6 @@ def front_of(several: SeveralModels, network: Network, keys: Keys) -> ModelsFron
             tuple(limits),
             network.log_format,
             shares.together,
-            handed,
         )
 
     async def start() -> Backend:

@@ -39,6 +39,7 @@ from headstart.errors import EngineError, ModelError
 from headstart.interfaces.engine import (
     BlockSizes,
     Engine,
+    EngineProof,
     Facts,
     Grammar,
     KVSegment,
@@ -50,7 +51,7 @@ from headstart.interfaces.engine import (
     Step,
     Traits,
 )
-from headstart.interfaces.tokens import Bytes
+from headstart.interfaces.tokens import Bytes, Tokens
 from headstart.memory_plan import Fit, fit
 
 BLOCK_SIZE = TILE
@@ -147,7 +148,8 @@ class LlamaEngine(Engine):
             def proven(decode_threads: int) -> Proven:
                 decoding = {"decode_threads": decode_threads, "openmp": llama_identity.environment("OMP_", "GOMP_")}
                 key = llama_identity.digest_of({**identity, **sizes, **decoding, "sources": llama_identity.SOURCES})
-                return Proven(state_dir, key, anew or placed.layers != 0)  # a proof on a GPU takes no time
+                # A proof on a GPU takes no time.
+                return Proven(state_dir, key, anew or placed.layers != 0, options.proofs)
 
             def proving(part: float) -> None:
                 report(_LOADED + (1 - _LOADED) * part)
@@ -417,14 +419,20 @@ class LlamaEngine(Engine):
             )
             return threads
         given, tokens = self.traits, ordinary_tokens(self.tokenizer, most_tokens(self.shape.batch))
-        self.traits = proven(threads).traits(self, tokens, window=window, progress=progress)
+        self.traits = self._proved(proven(threads), tokens, window, progress)
         if self.traits.exact or not self.traits.canonical or threads == 1 or not exact:
             return threads
         lib.llama_set_n_threads(self._context, 1, threads)
         self.traits = given
-        traits = proven(1).traits(self, tokens, window=window, progress=progress)
+        traits = self._proved(proven(1), tokens, window, progress)
         self.traits = replace(traits, notes=(*traits.notes, f"decoding with 1 thread: with {threads} it is not exact"))
         return 1
+
+    def _proved(self, proven: Proven, tokens: Tokens, window: int, progress: Callable[[float], None]) -> Traits:
+        traits = proven.traits(self, tokens, window=window, progress=progress)
+        if traits.canonical:
+            self.proofs = (*self.proofs, EngineProof(proven.identity.hex(), traits))
+        return traits
 
     def _learn(self) -> Traits:
         """Finds out how KV and state are moved; returns the traits that follow from that."""

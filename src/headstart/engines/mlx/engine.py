@@ -34,6 +34,7 @@ from headstart.errors import EngineError, ModelError
 from headstart.interfaces.engine import (
     BlockSizes,
     Engine,
+    EngineProof,
     Facts,
     Grammar,
     KVSegment,
@@ -196,7 +197,7 @@ class MlxEngine(Engine):
         elif engine.traits.movable:
             most = most_tokens(engine.shape.batch)
             sizes = {"ctx": min(chosen.ctx, most), "slots": min(chosen.slots, 2), "sources": mlx_load.SOURCES}
-            proven = Proven(options.state_dir, mlx_load.digest_of({**identity, **sizes}), anew)
+            proven = Proven(options.state_dir, mlx_load.digest_of({**identity, **sizes}), anew, options.proofs)
             try:
                 traits = proven.traits(
                     engine,
@@ -204,6 +205,8 @@ class MlxEngine(Engine):
                     window=probed.form.window if probed.form else 0,
                     progress=lambda part: report(_LOADED + (1 - _LOADED) * part),
                 )
+                if traits.canonical:
+                    engine.proofs = (EngineProof(proven.identity.hex(), traits),)
                 engine.traits = replace(traits, notes=(*traits.notes, *engine._notes))
             except EngineError as error:
                 raise ModelError(f"mlx cannot compute with '{folder}' ({error}); choose another model.") from error
