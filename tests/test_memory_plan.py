@@ -100,5 +100,6 @@ def test_fit_leaves_agents_a_context_where_memory_is_short() -> None:
 def test_fit_refuses_with_the_numbers(ctx: int | None, slots: int | None) -> None:
     with pytest.raises(ConfigError, match=r"Too little memory: 1\.0 GiB of weights, 1\.0 GiB for memory_budget="):
         fit(host(2.1 * GIB), trained=131_072, ctx=ctx, slots=slots, reserve=GIB)
-    with pytest.raises(ConfigError, match=r"Too little memory: 1\.0 GiB of weights, \d+\.\d GiB for"):
-        fit(host(1.11 * GIB), trained=131_072, ctx=ctx, slots=slots, reserve=None)
+    for kv_types, remedy in ((True, 'use kv_type="q8_0", or a smaller model'), (False, "or use a smaller model")):
+        with pytest.raises(ConfigError, match=rf"Too little memory: 1\.0 GiB of weights, \d+\.\d GiB for.*, {remedy}"):
+            fit(host(1.11 * GIB), trained=131_072, ctx=ctx, slots=slots, reserve=None, kv_types=kv_types)

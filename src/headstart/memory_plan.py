@@ -32,7 +32,14 @@ class Fit(NamedTuple):
 
 
 def fit(
-    host: HostMemory, *, trained: int, ctx: int | None, slots: int | None, reserve: int | None, most: Fit | None = None
+    host: HostMemory,
+    *,
+    trained: int,
+    ctx: int | None,
+    slots: int | None,
+    reserve: int | None,
+    most: Fit | None = None,
+    kv_types: bool = True,
 ) -> Fit:
     """Chooses the context and the slots that the user left open, and refuses what cannot work.
 
@@ -40,6 +47,7 @@ def fit(
         trained: tokens that the model was trained on; 0 if unknown.
         reserve: bytes that must stay free beside the slots; None for what restores one conversation, if it fits.
         most: what a device allows that has a part of the slots; None for no limit.
+        kv_types: whether the user can choose a smaller type of keys and values.
 
     Raises:
         ConfigError: too little memory, or numbers that make no sense.
@@ -67,10 +75,11 @@ def fit(
     if host.available - host.fixed - host.live(least, count) >= (reserve or 0):
         return Fit(least, count)
     beside = "" if reserve is None else f"{_gib(reserve)} for {option('memory_budget')} and "
+    smaller = f"use {option('kv_type', 'q8_0')}, or" if kv_types else "or use"
     raise ConfigError(
         f"Too little memory: {_gib(host.weights)} of weights, {beside}{_gib(host.live(least, count))} for {count} × {least} "
         f"tokens do not fit into the {_gib(host.available)} available. Lower {option('memory_budget')}, {option('ctx')} or "
-        f"{option('slots')}, use {option('kv_type', 'q8_0')}, or a smaller model."
+        f"{option('slots')}, {smaller} a smaller model."
     )
 
 

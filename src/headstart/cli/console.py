@@ -61,7 +61,8 @@ def facts(runtime: Runtime) -> dict[str, str]:
     if 0 < trained < shape.ctx:
         topics["slots"] += f", more than the {trained:,} that the model was trained on"
     elif shape.ctx < min(trained, AGENTS):
-        topics["slots"] += ", fewer than coding agents need: give --ctx more, or --kv-type q8_0, or a smaller model"
+        smaller = "--kv-type q8_0, or " if "kv_type" in details else ""
+        topics["slots"] += f", fewer than coding agents need: give --ctx more, or {smaller}a smaller model"
     if shape.kv_bytes_per_token:
         kind = details.get("kv_type", "")
         topics["keys and values"] = f"{kind}, {show_size(shape.kv_bytes_per_token)} a token".removeprefix(", ")

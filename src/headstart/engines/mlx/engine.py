@@ -180,7 +180,7 @@ class MlxEngine(Engine):
         probed = _Probed.of(model, folder)
         host = mlx_load.host_memory(available, mlx_load.weight_bytes(model), probed.form)
         trained = model_folder.trained_ctx(config)
-        chosen = fit(host, trained=trained, ctx=options.ctx, slots=options.slots, reserve=options.reserve)
+        chosen = fit(host, trained=trained, ctx=options.ctx, slots=options.slots, reserve=options.reserve, kv_types=False)
         engine = cls(model, tokenizer, probed, ctx=chosen.ctx, slots=chosen.slots)
         engine.host = host
         engine._opened = files[0].open("rb")
