@@ -5,8 +5,8 @@ holds the whole working set. The *load* decides how fast the machines are: an in
 of the time in which nine tenths of the requests arrive. The two kinds of machines: `large` has 64 slots and prefill calls of
 0.1 s beside running replies, `small` has 8 slots and calls of 0.25 s.
 
-*Shortest first* is another replica, not another router: of the prompts in its slots it computes the one with the least left.
-Ratios of these rows are to Ray's router with replicas that take turns.
+*In turns* is another replica, not another router: the prompts in its slots get one prefill call each, in turn. headstart
+computes the one with the least left. Ratios of these rows are to Ray's router with headstart's replicas.
 
 The `bound` is what no router can beat: an infinite cache that is everywhere at once, and no request ever waits.
 """
@@ -106,17 +106,17 @@ def main() -> None:
             show("| router | mean, s | p50 | p90 | p99 | mean / Ray's | p99 / Ray's | computed (/ bound) | busiest |")
             show("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
             best = bound(work.trace, plan)
-            turned = None
+            shortest = None
             for one in (plan, replace(plan, shared=0.0)):
                 results = {router: simulate(work.trace, router, one) for router in ROUTINGS}
-                turned = results["ray-prefix"] if one is plan else turned
+                shortest = results["ray-prefix"] if one is plan else shortest
                 for result in results.values():
                     show(row(result, results["ray-prefix"], best))
                     found.append({"trace": work.trace.name, "load": load, **_figures(result)})
-            shortest = replace(plan, machine=replace(plan.machine, turns=False))
+            turns = replace(plan, machine=replace(plan.machine, ageing=None))
             for router in ("exact", "ray-prefix"):
-                result = replace(simulate(work.trace, router, shortest), router=f"{router}, shortest first")
-                show(row(result, turned, best))
+                result = replace(simulate(work.trace, router, turns), router=f"{router}, in turns")
+                show(row(result, shortest, best))
                 found.append({"trace": work.trace.name, "load": load, **_figures(result)})
             show(row(best, None, best))
             found.append({"trace": work.trace.name, "load": load, **_figures(best)})

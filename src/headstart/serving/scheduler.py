@@ -3,8 +3,9 @@
     loop:  take in → admit (plan, restore) → one token for each running reply → one prefill call for one prompt
     idle:  save what is live → settle finished turns
 
-Prefill and decode never share a call, so neither changes the other's bits. Prompts take turns, one call each; the short last
-call of a prompt goes before a turn. The size of a call is such that running replies pause for at most the stall target.
+Prefill and decode never share a call, so neither changes the other's bits. Of the prompts in slots the one with the least left
+gets the next call; the time that a prompt has waited counts too, so that none waits for ever. The size of a call is such that
+running replies pause for at most the stall target.
 A request waits if another one is computing its prefix. KV is saved before a slot is reused, when another request needs it, and
 when the engine is idle.
 """
@@ -44,6 +45,13 @@ from headstart.serving.turn import ReturnedTurn, Turn
 log = logging.getLogger("headstart.scheduler")
 
 T = TypeVar("T")
+
+AGEING = 0.1
+"""Seconds of prefill that each second of waiting counts. A prompt of one minute is overtaken by prompts that arrive within ten
+minutes after it, and by no later ones."""
+
+FIRST_PACE = 1e-3
+"""Seconds of prefill per token that are assumed before the first call."""
 
 IDLE_SAVE = 0.05
 """Seconds without work after which live KV is saved."""
@@ -106,8 +114,6 @@ class Scheduler:
         self._preloads: queue.SimpleQueue[Preload] = queue.SimpleQueue()
         self._preloading: SharedPreload | None = None
         self._running: list[Job] = []
-        self._prefill_turns = 0
-        self._out_of_turn = False  # the last prefill call was not a turn
         template = prompter.template.source
         self._listener = cache.store.listener
         self._admission = Admission(engine, cache, self.slots, mode, self.history, template, clock)
@@ -560,14 +566,13 @@ class Scheduler:
             self._accept(job, *drawn)
 
     def _next_prefill(self, jobs: Sequence[Job]) -> Job:
-        """Prompts take turns. One whose last tokens are left, which are a short call of their own, goes before a turn."""
-        block_size = self.engine.traits.block_size
-        ending = next((job for job in jobs if job.slot and len(job.chain) - len(job.slot) <= block_size), None)
-        self._out_of_turn = ending is not None and not self._out_of_turn
-        if ending is not None and self._out_of_turn:
-            return ending
-        self._prefill_turns += 1
-        return jobs[self._prefill_turns % len(jobs)]
+        """The prompt with the least left. Waiting counts too."""
+        pace = self._admission.pace.prefill or FIRST_PACE
+
+        def left(job: Job) -> float:
+            return (len(job.chain) - (len(job.slot) if job.slot else 0)) * pace + AGEING * job.arrived
+
+        return min(jobs, key=left)
 
     def _is_canonical(self, slot: Slot, start: int, size: int, length: int) -> bool:
         if self._mode.any_cut:

@@ -3,9 +3,11 @@
     first token  =  max(wait, slot, fetch)  +  compute + restore,   wait, compute and restore slowed down by decoding
     cost         =  first token  +  (weight − 1) × (compute + fetch)  +  others × delay of the prompts there  +  crowd
 
-The *wait* follows from how a replica serves: the prompts in its slots take turns, one prefill call each, and others wait for a
-slot in the order of arrival. So a short prompt waits for a part of a long one only: for as many seconds as it has itself. The
-time until a *slot* is free overlaps with the wait, because replies hold slots while other prompts are computed.
+The *wait* is estimated as if the prompts in the slots took turns: for a longer prompt the request waits as many seconds as it
+has itself, and at least for half of the call that runs. A replica computes the prompt with the least left, so the real wait is
+shorter: long prompts add the call that runs only. The estimate keeps requests away from replicas whose long prompts they would
+delay, and it was no worse than the exact one in simulations. The time until a *slot* is free overlaps with the wait, because
+replies hold slots while other prompts are computed.
 
 The weight is more than 1, because what a replica computes now is what later requests wait for. For the same reason the *crowd*
 counts: with nearly all slots busy, one more reply makes later requests wait for a slot.

@@ -46,7 +46,7 @@ class Load:
     """What a request would wait for at a replica.
 
     Attributes:
-        prefills: seconds of prefill that are left of each prompt in a slot. These prompts take turns.
+        prefills: seconds of prefill that are left of each prompt in a slot.
         queued: seconds of prefill of the requests that wait for a slot.
         drag: seconds of decoding beside each second of prefill.
         hold: seconds until a slot is free.

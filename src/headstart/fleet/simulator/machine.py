@@ -1,6 +1,7 @@
 """The machine of a replica, in numbers, and the fleet that is made of them.
 
-What is modelled: a replica has slots. Prompts in slots take turns, one prefill call each, and requests wait for a slot.
+What is modelled: a replica has slots. Of the prompts in slots the one with the least left is computed, and requests wait for a
+slot.
 While replies run, each prefill call is followed by a step of decoding, so prefill and decoding slow each other down. A prompt
 waits for another one that computes its prefix. Blocks are kept in memory and on disk, the least recently used ones go first.
 Fetches from the shared tier share one connection a replica, and are over before the request waits for a slot. A router sees the
@@ -33,7 +34,8 @@ class Machine:
         slots: conversations that are live at once.
         memory: tokens of the memory tier.
         disk: tokens of the disk tier.
-        turns: whether prompts in slots take turns, as in headstart. Otherwise the one with the least left is computed first.
+        ageing: seconds of prefill that each second of waiting counts when the prompt with the least left is chosen, as in
+            `serving.scheduler`. None: prompts in slots take turns, one call each.
     """
 
     speed: Speed = field(default_factory=Speed)
@@ -44,7 +46,7 @@ class Machine:
     slots: int = 8
     memory: float = math.inf
     disk: float = 0.0
-    turns: bool = True
+    ageing: float | None = 0.1
 
     @classmethod
     def of(cls, seconds_per_token: float, memory: float, *, disk: float = 0.0, slots: int = 8, stall: float = 0.25) -> Machine:

@@ -1,4 +1,4 @@
-"""A simulated replica: fetches, waits for a slot, prefills in turns, decodes.
+"""A simulated replica: fetches, waits for a slot, prefills, decodes.
 
 Between two events all rates are constant, so a replica moves from event to event. See `machine` for what is modelled.
 """
@@ -117,10 +117,14 @@ class Replica:
         return min(times, default=math.inf)
 
     def _served(self) -> list[SimulatedRequest]:
-        """The prompts that are being computed: all in turns, or the shortest alone."""
-        if self._machine.turns or not self._prefilling:
+        """The prompts that are being computed: the one with the least left, or all in turns."""
+        if self._machine.ageing is None or not self._prefilling:
             return self._prefilling
-        return [min(self._prefilling, key=lambda job: job.left)]
+        return [min(self._prefilling, key=self._rank)]
+
+    def _rank(self, job: SimulatedRequest) -> float:
+        """The prompt with the least is computed first. Those that wait keep their places, because all of them age alike."""
+        return job.left + (self._machine.ageing or 0.0) * job.arrived
 
     def _rates(self) -> tuple[float, float]:
         """Seconds of prefill in a second for each prompt that is being computed, and tokens in a second for each reply."""
@@ -218,7 +222,7 @@ class Replica:
         job.computed = job.chain.tokens - found * size
         job.left = self._curve.seconds(found * size, job.chain.tokens)
         job.left += size * (memory * speed.memory + (found - memory) * speed.disk)
-        job.left += self._interruption(job.left)
+        job.left += self._interruption(job)
         self._keep(keys[:found])
         job.started = self._now
         self._prefilling.append(job)
@@ -227,17 +231,22 @@ class Replica:
         """Seconds of a prefill call."""
         return self._machine.stall if self._decoding else self._machine.call
 
-    def _interruption(self, left: float) -> float:
+    def _interruption(self, job: SimulatedRequest) -> float:
         """How much longer a prompt takes because calls are not interrupted, as seconds of its own prefill.
 
-        It waits for half a call of each other prompt at least, and for the decoding step between its two last calls. As much
-        as its own time of the others' is in the rates already.
+        It waits for half of the call that runs, if others than those before it are being computed, and for the decoding step
+        between its two last calls. In turns it waits for half a call of each other prompt at least. As much as its own time of
+        the others' is in the rates already.
         """
-        others, step, call = self._prefilling, self._step(len(self._decoding)), self._call()
+        others, step, call, left = self._prefilling, self._step(len(self._decoding)), self._call(), job.left
         if not self._machine.call:
             return 0.0
-        waits = sum(min(other.left, max(left, call / 2)) - min(other.left, left) for other in others)
-        return (waits + step) * call / (call + step) / (len(others) + 1)
+        if self._machine.ageing is None:
+            waits = sum(min(other.left, max(left, call / 2)) - min(other.left, left) for other in others)
+            return (waits + step) * call / (call + step) / (len(others) + 1)
+        running = min(others, key=self._rank, default=job)
+        waits = min(running.left, call / 2) if self._rank(running) > self._rank(job) else 0.0
+        return (waits + step) * call / (call + step)
 
     def _alike(self, job: SimulatedRequest) -> list[tuple[SimulatedRequest, int, float]]:
         """The prompts in slots that share more with a request than the cache has, with the number of shared blocks, and the
