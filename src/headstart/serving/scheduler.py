@@ -559,7 +559,8 @@ class Scheduler:
         report = job.report(self._mode_name, self._clock())
         job.start(report, logits)
         self._listener.replying(job, report)
-        self.cache.kv_save.computed(slot)
+        if job.request.params.reuse:
+            self.cache.kv_save.computed(slot)
         if job.request.params.max_tokens == 0:
             self._finish(job, "length")
         elif (drawn := self._draw(job)) is not None:
