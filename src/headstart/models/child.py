@@ -90,6 +90,10 @@ class ChildServer(Server):
         client.setblocking(False)
         await asyncio.get_running_loop().connect_accepted_socket(self._protocol, client)
 
+    async def _hang_up(self, sockets: list[socket.socket] | None, early: set[Any]) -> None:
+        """Nothing: nobody else can connect, all calls are answered, and the front closes its ends when the process has ended.
+        A request for another model waits for that."""
+
     def _stop(self, seconds: float) -> None:
         self._seconds = seconds
         self.should_exit = True
