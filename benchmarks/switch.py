@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import statistics
@@ -29,16 +30,20 @@ TEXT = "The quick brown fox jumps over the lazy dog near the river bank while se
 
 
 def ask(http: httpx.Client, model: str, text: str, tokens: int = 1) -> float:
-    """Seconds until the first event of a streamed reply with text."""
+    """Seconds until the first event of a streamed reply that has text. Some servers send an empty one when they begin."""
     body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": tokens}
     begun = time.perf_counter()
     with http.stream("POST", CHAT, json={**body, "temperature": 0, "stream": True}) as response:
         for line in response.iter_lines():
-            if line.startswith("data: ") and '"content":"' in line.replace(" ", ""):
-                return time.perf_counter() - begun
             if response.status_code != 200:
                 raise SystemExit(f"status {response.status_code}: {line}")
-    return time.perf_counter() - begun
+            if line.startswith("data: {") and _text(json.loads(line[6:])):
+                return time.perf_counter() - begun
+    raise SystemExit(f"no text came from {model}")
+
+
+def _text(event: dict[str, Any]) -> str:
+    return "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
 
 
 def spread(values: list[float], unit: float) -> str:

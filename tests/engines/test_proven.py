@@ -235,6 +235,7 @@ def test_a_proof_that_was_handed_over_needs_no_sample_unless_something_has_chang
         assert "by another process" not in traits.notes
 
 
+@pytest.mark.slow
 def test_an_engine_says_what_a_later_process_need_not_prove(tmp_path: Path, tiny_model: Path) -> None:
     options = EngineOptions(str(tiny_model), ctx=512, slots=1, threads=1, state_dir=tmp_path)
     first = LlamaEngine.load(options)

@@ -235,6 +235,7 @@ def test_models_are_loaded_and_unloaded_on_demand(several: tuple[Server, httpx.C
     wait_until(lambda: state(http, "windows")["state"] == "absent")
 
 
+@pytest.mark.slow
 def test_ollamas_clients_say_for_how_long_a_model_is_kept(several: tuple[Server, httpx.Client]) -> None:
     _, http = several
     with ollama.Client(str(http.base_url)) as client:
