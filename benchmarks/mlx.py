@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -172,11 +172,11 @@ def row(found: Sequence[Figure], block: int, rounds: int) -> Iterator[str]:
 
 
 def rate(client: Client, number: int, streams: int, bias: dict[str, float]) -> float:
-    """Tokens a second of so many replies at a time, while all of them run."""
+    """Tokens a second of so many replies at a time, from the first token of any to the last one."""
     prompts: list[Messages] = [[{"role": "user", "content": text(f"{number} {one}", 30)}] for one in range(streams)]
     samples = client.together(prompts, REPLIES[streams], logit_bias=bias)
-    begun, ended = max(sample.at[0] for sample in samples), min(sample.at[-1] for sample in samples)
-    return sum(1 for sample in samples for at in sample.at if begun < at <= ended) / (ended - begun)
+    begun, ended = min(sample.at[0] for sample in samples), max(sample.at[-1] for sample in samples)
+    return (sum(sample.completion for sample in samples) - 1) / (ended - begun)
 
 
 def decode(case: Case, rounds: int) -> Table:
@@ -200,6 +200,7 @@ def decode(case: Case, rounds: int) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mlx", description=__doc__)
     parser.add_argument("--only", nargs="*", default=[""], help="models whose name begins so")
+    parser.add_argument("--workloads", nargs="*", default=[""], help="workloads whose name begins so")
     parser.add_argument("--rounds", type=int, default=1, help="rounds (1)")
     parser.add_argument("--decode", action="store_true", help="measure decoding, not prompts")
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for mlx.json")
@@ -214,7 +215,10 @@ def main() -> None:
                 if not case.template:
                     console.print(decode(case, given.rounds))
                 continue
-            measured = measure(case, given.rounds, console)
+            wanted = {name: run for name, run in case.histories.items() if _wanted(name, given.workloads)}
+            if not wanted:
+                continue
+            measured = measure(replace(case, histories=wanted), given.rounds, console)
             console.print(table(case.name, measured, given.rounds))
             figures += measured.figures
             (given.out / "mlx.json").write_text(json.dumps([asdict(one) for one in figures], indent=1))
