@@ -8,10 +8,12 @@ import signal
 import sqlite3
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 import tiny_hf
@@ -213,6 +215,32 @@ def test_starts_and_stops_end_with_code_0(folders: dict[str, Path]) -> None:
             if number % 2:
                 post(url, asked("Hello.", 3), max_tokens=4)
             assert server.end() == 0, number
+
+
+@pytest.mark.timeout(1800)
+def test_memory_stays_flat(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Two thousand requests of four clients, of which some go on with earlier ones, in budgets that are long full."""
+    budgets = ("--memory-budget", "16MiB", "--disk-budget", "64MiB", "--cache-dir", str(tmp_path))
+    with serving(str(folders["lfm2"]), *OPTIONS, *budgets) as server:
+        url, process, dice = url_of(server), psutil.Process(server.process.pid), random.Random(1)
+        talks = [asked(text(dice.getrandbits(60), dice.randint(5, 100)), number) for number in range(64)]
+
+        def turn(number: int) -> None:
+            chat = talks[number % len(talks)]
+            answer = post(url, chat, max_tokens=8)
+            if len(chat) > 6:
+                chat[:] = asked(text(number, 40), number)
+            else:
+                reply = answer["choices"][0]["message"]["content"]
+                chat += [{"role": "assistant", "content": reply}, {"role": "user", "content": text(number, 10)}]
+
+        with ThreadPoolExecutor(4) as clients:
+            sizes = []
+            for begin in range(0, 2000, 500):
+                assert len([*clients.map(turn, range(begin, begin + 500))]) == 500
+                sizes.append(process.memory_info().rss)
+        assert sizes[-1] < sizes[0] + (48 << 20), sizes
+        assert server.end() == 0
 
 
 def test_no_mlx_for_a_gguf(tiny_model: Path) -> None:
