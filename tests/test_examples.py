@@ -30,7 +30,7 @@ def own_engine() -> Any:
     return module.Attention()
 
 
-OWN_ENGINE = EngineUnderTest(own_engine)
+OWN_ENGINE = EngineUnderTest(own_engine, prompts=8, cycles=1)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=str)

@@ -28,6 +28,7 @@ from headstart.interfaces.tokens import Bytes
 from headstart.serving.runtime import Runtime
 from headstart.testing.conformance import CHECKS, BrokenPromise, ConformanceCheck, EngineUnderTest
 from histories import Lab, Tally
+from promises import PROMISES
 
 MODELS = [
     pytest.param(name, marks=() if name in ("llama", "lfm2") else pytest.mark.slow)  # KV alone; KV and state
@@ -53,7 +54,7 @@ def subject(request: pytest.FixtureRequest, folders: Path) -> Iterator[EngineUnd
     found.close()
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=str)
+@pytest.mark.parametrize("check", PROMISES)
 def test_mlx_conforms(check: ConformanceCheck, subject: EngineUnderTest) -> None:
     check(subject)
 

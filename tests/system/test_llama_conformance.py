@@ -13,6 +13,7 @@ import tiny
 from driving import SMALL
 from headstart.engines.llama import LlamaEngine
 from headstart.testing.conformance import CHECKS, EngineUnderTest
+from promises import PROMISES
 
 BLOCKS = 4
 """More tokens than the windows of tiny models see."""
@@ -42,7 +43,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     found.close()
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=str)
+@pytest.mark.parametrize("check", PROMISES)
 def test_llama_conforms(subject: EngineUnderTest, check: Any) -> None:
     check(subject)
 

@@ -10,13 +10,14 @@ import pytest
 
 from headstart.interfaces.engine import Step
 from headstart.testing.clocked_engine import ClockedEngine, MachineClock
-from headstart.testing.conformance import CHECKS, EngineUnderTest
+from headstart.testing.conformance import EngineUnderTest
+from promises import PROMISES
 
 FAST = MachineClock(0.0, 0.0, 0.0, 0.0)
 SUBJECT = EngineUnderTest(lambda: ClockedEngine(FAST, slots=2, ctx=128))
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=str)
+@pytest.mark.parametrize("check", PROMISES)
 def test_it_keeps_the_contract(check: Any) -> None:
     check(SUBJECT)
 

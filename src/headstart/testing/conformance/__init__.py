@@ -80,11 +80,11 @@ CHECKS = (
     ConformanceCheck(faults.a_changed_checkpoint_changes_the_logits, ("canonical", "stateful")),
     ConformanceCheck(faults.a_checkpoint_that_was_cut_short_is_refused, ("stateful",)),
     ConformanceCheck(faults.a_failed_call_leaves_other_slots_alone, ("canonical",), slots=2),
-    ConformanceCheck(whole.claims_are_proved, ("canonical", "movable")),
-    ConformanceCheck(whole.warm_answers_are_cold_ones, ("exact", "movable")),
-    ConformanceCheck(whole.answers_are_right_beside_failing_calls, ("exact", "movable")),
-    ConformanceCheck(leaks.slots_keep_no_memory_of_what_was_emptied),
-    ConformanceCheck(leaks.closing_frees_what_loading_took),
-    ConformanceCheck(processes.processes_end_with_code_0),
+    ConformanceCheck(whole.claims_are_proved, ("canonical", "movable"), long=True),
+    ConformanceCheck(whole.warm_answers_are_cold_ones, ("exact", "movable"), long=True),
+    ConformanceCheck(whole.answers_are_right_beside_failing_calls, ("exact", "movable"), long=True),
+    ConformanceCheck(leaks.slots_keep_no_memory_of_what_was_emptied, long=True),
+    ConformanceCheck(leaks.closing_frees_what_loading_took, long=True),
+    ConformanceCheck(processes.processes_end_with_code_0, long=True),
 )
 """Every promise that is checked, once."""

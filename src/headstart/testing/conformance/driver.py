@@ -217,11 +217,13 @@ class ConformanceCheck:
         promise: raises BrokenPromise, or what the engine raises, if the promise is not kept.
         traits: attributes of `Traits` that the promise belongs to; an engine that does not have all of them never made it.
         slots: the least number of slots that show it.
+        long: whether it takes seconds with a small model.
     """
 
     promise: Callable[[EngineUnderTest], None]
     traits: tuple[str, ...] = ()
     slots: int = 1
+    long: bool = False
 
     def __str__(self) -> str:
         return self.promise.__name__
