@@ -391,7 +391,7 @@ class Disk(Store):
         return [row for row in rows if row.label.key in gone]
 
     def _note_deleted(self, before: float) -> None:
-        path = self._temporary / _DELETED
+        path = self.folder / f"{_DELETED}.new"  # the objects may fill their part of the budget
         files.write(path, (memoryview(repr(before).encode()),), before)
         os.replace(path, self.folder / _DELETED)
         files.sync(self.folder)
