@@ -20,7 +20,7 @@ from headstart.testing.simulation.shrink import written
 def simulate(*options: str) -> str:
     """What the command prints. It must find nothing wrong."""
     command = [sys.executable, "-m", "headstart.testing.simulation", *options]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent), "PYTHONHASHSEED": "0"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     return ended.stdout
@@ -70,6 +70,13 @@ def test_a_history_is_printed_as_python() -> None:
 
     made = Scenario.of(3)
     assert eval(written(made), vars(history)) == made
+
+
+@pytest.mark.slow
+def test_each_branch_is_reached_or_listed_with_a_reason() -> None:
+    printed = simulate("--seeds", "0..110", "--coverage")
+    assert re.search(r"reason, 0 without$", printed, re.MULTILINE), printed
+    assert re.search(r"^reached, though listed: 0$", printed, re.MULTILINE), printed
 
 
 @pytest.mark.slow  # lines change often: a reason that is out of date does no harm until a release

@@ -63,7 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ends = time.monotonic() + 60 * options.minutes if options.minutes is not None else float("inf")
     measured = Measured() if options.coverage else None
     failed = False
-    gc.freeze()  # what is loaded now is no garbage of a history
     with installed():
         if measured:
             measured.start()
@@ -96,4 +95,5 @@ if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":  # else sets have another order in each process
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "headstart.testing.simulation", *sys.argv[1:]])
+    gc.freeze()  # what is loaded now is no garbage of a history
     sys.exit(main())

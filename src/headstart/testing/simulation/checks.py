@@ -22,6 +22,7 @@ from headstart.testing.simulation.erasures import Erasures
 from headstart.testing.simulation.filesystem import ROOT, FileSystem
 from headstart.testing.simulation.lifetimes import Lifetimes
 from headstart.testing.simulation.oracle import Oracle
+from headstart.testing.simulation.pinned import PinnedChains
 from headstart.testing.simulation.threads import TIME
 from headstart.testing.simulation.violation import Violation, require
 from headstart.tiers.disk import FormatError, Label, format
@@ -41,10 +42,13 @@ class Checks:
     Attributes:
         erasures: what owners have deleted.
         lifetimes: how old blocks are.
+        pinned: what owners have pinned.
         steps: steps of a scheduler that were checked.
     """
 
-    def __init__(self, oracle: Oracle, salts: Sequence[str], erasures: Erasures, lifetimes: Lifetimes) -> None:
+    def __init__(
+        self, oracle: Oracle, salts: Sequence[str], erasures: Erasures, lifetimes: Lifetimes, pinned: PinnedChains
+    ) -> None:
         engine = oracle.engine
         self.oracle = oracle
         self._fingerprint = engine.fingerprint
@@ -52,7 +56,7 @@ class Checks:
         self._width, self._low = engine._width, min(engine.shape.kv_bytes_per_token, LOW)
         self._tokens: dict[bytes, Tokens] = {root_id(engine.fingerprint, salt): as_tokens([]) for salt in salts}
         self._good: dict[tuple[bytes, bool], bytes] = {}
-        self.erasures, self.lifetimes = erasures, lifetimes
+        self.erasures, self.lifetimes, self.pinned = erasures, lifetimes, pinned
         self.steps = 0
 
     # ── content ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -121,6 +125,7 @@ class Checks:
             for cell in store.memory.cells():
                 held[cell.owner] += store.memory.size(cell.kind)
             require(all(store.memory.quota.held(owner) == size for owner, size in held.items()), "a quota is counted wrongly")
+        self.pinned.server(runtime)
 
     def memory(self, runtime: Runtime) -> None:
         """The content of all entries in memory."""

@@ -160,22 +160,33 @@ class Clients(SimulatedMachine):
         runtime = server.runtime
         assert runtime is not None
         talk = self.talks.get((event.who, event.talk))
-        owner = owner_of(root_id(self.cold.fingerprint, self.salts[event.who]))
+        owner, pinned = owner_of(root_id(self.cold.fingerprint, self.salts[event.who])), self.checks.pinned
 
         def act() -> None:
+            asked = pinned.asked()
             try:
                 if event.what == "term":
+                    pinned.expires(owner)
                     runtime.keep(self.salts[event.who], float(event.size))
                     server.watch.terms[owner] = float(event.size), self.here.now
                 elif event.what == "erase slot":
                     runtime.erase(event.who % self.setup.slots)
                 elif talk is not None and talk.ids:
-                    key = talk.ids[-1]
-                    getattr(runtime.stored, event.what)(key, owner)
-                    if event.what == "delete":
-                        self._deleted(server, key)
+                    key, path = talk.ids[-1], talk.ids
+                    match event.what:
+                        case "pin":
+                            pinned.answered(asked, runtime.stored.pin(key, owner), runtime, self.files)
+                        case "unpin":
+                            asked = pinned.unpins(path)
+                            runtime.stored.unpin(key, owner)
+                            pinned.unpinned(asked, path, self.files)
+                        case "delete":
+                            runtime.stored.delete(key, owner)
+                            self._deleted(server, key)
                 self.seen[event.what] += 1
             except HeadstartError as error:
+                if event.what == "pin":
+                    pinned.failed()
                 self.seen[f"{event.what}: {type(error).__name__}"] += 1
 
         done = self.here.spawn(act, "operation", server.process)
@@ -188,6 +199,7 @@ class Clients(SimulatedMachine):
         process = self.here.process("rm")
         process.exits.append(lambda: self.files.leave(process))
         self.programs.append(process)
+        self.checks.pinned.forgotten()
         spared, before = set[bytes](), self.files.now() - age
 
         def needed(disk: Disk) -> set[bytes]:
@@ -222,8 +234,10 @@ class Clients(SimulatedMachine):
         assert runtime is not None
         deletion = next(one for one in reversed(server.deletions) if key in one.blocks)
         erasures.answered(deletion)
+        self.checks.pinned.deleted(deletion.blocks)
         others = self.programs or self.here.now < self._removed + HEARD  # of what they did, a server hears later
         if len(self.servers) == 1 and not others:
             runtime.scheduler.call(lambda: erasures.server(runtime, rests=False)).result()
             erasures.files(self.files)
+            erasures.durable(self.files, deletion)
             erasures.bytes(self.files.real, deletion)

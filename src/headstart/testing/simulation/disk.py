@@ -63,6 +63,7 @@ class VirtualDisk:
 
     Attributes:
         names: what programs see.
+        durable: what they see after a power failure, if nothing of the last changes is kept.
         free: bytes that other programs have left.
         lost: what power failures have taken, by kind.
     """
@@ -71,13 +72,13 @@ class VirtualDisk:
         self.names: FolderNames = {"/": {}}
         self.free = free
         self.lost: Counter[str] = Counter()
-        self._durable: FolderNames = {"/": {}}
+        self.durable: FolderNames = {"/": {}}
         self._changes: list[Change] = []
         self._numbers = 1
 
     def make(self, folder: str) -> None:
         self.names[folder] = {}
-        self._durable[folder] = {}
+        self.durable[folder] = {}
 
     def file(self, path: str) -> Inode:
         """Raises FileNotFoundError."""
@@ -124,7 +125,7 @@ class VirtualDisk:
                 synced.add(id(change))
         for change in self._changes:
             if id(change) in synced:
-                _apply(change, self._durable)
+                _apply(change, self.durable)
         self._changes = [change for change in self._changes if id(change) not in synced]
 
     def used(self, folder: str) -> int:
@@ -136,19 +137,19 @@ class VirtualDisk:
         skipped = False
         for change in self._changes:
             if dice.random() < 0.5:
-                _apply(change, self._durable)
+                _apply(change, self.durable)
                 self.lost["reordered name"] += skipped
             else:
                 skipped = True
                 self.lost["lost rename" if change.before and change.after else "lost name"] += 1
         self._changes.clear()
-        seen = {file.number: file for names in (*self.names.values(), *self._durable.values()) for file in names.values()}
+        seen = {file.number: file for names in (*self.names.values(), *self.durable.values()) for file in names.values()}
         for file in seen.values():
             if file.pending:
                 file.data = bytearray(self._torn(file, dice))
                 file.pending.clear()
                 file.synced = bytes(file.data)
-        self.names = {folder: dict(names) for folder, names in self._durable.items()}
+        self.names = {folder: dict(names) for folder, names in self.durable.items()}
 
     def _torn(self, file: Inode, dice: random.Random) -> bytes:
         data, skipped = bytearray(file.synced), False

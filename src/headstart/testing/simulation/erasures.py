@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from headstart.interfaces.tier import STATE
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
-from headstart.testing.simulation.disk import Inode
+from headstart.testing.simulation.disk import FolderNames, Inode
 from headstart.testing.simulation.filesystem import ROOT, FileSystem
 from headstart.testing.simulation.violation import require
 from headstart.tiers.disk import FormatError, Label, format
@@ -85,6 +85,11 @@ class Erasures:
         """Whether what was written at a time, of an entry of this key, was deleted by its owner."""
         return key in self._gone and written <= self._gone[key].at and not self._again(key)
 
+    def begun(self, runtime: Runtime, deletion: Deletion) -> None:
+        """A deletion has begun: nothing will be settled or explained that belongs to it."""
+        tasks = getattr(runtime.scheduler.settle, "_tasks", ())
+        require(all(deletion.blocks.keys().isdisjoint(task.turn.ids) for task in tasks), "a deleted turn will be settled")
+
     # ── servers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def server(self, runtime: Runtime, *, rests: bool) -> None:
@@ -111,10 +116,19 @@ class Erasures:
 
     # ── the disk ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def durable(self, files: FileSystem, deletion: Deletion) -> None:
+        """A power failure brings nothing back, and the quarantine, where parts of any chain may be, was emptied."""
+        self._files(files.disk.durable)
+        kept = files.disk.names.get(f"{ROOT}/quarantine", {}).values()
+        require(all(file.changed > deletion.at for file in kept), "a deletion has left the quarantine")
+
     def files(self, files: FileSystem) -> None:
         """No file is left."""
+        self._files(files.disk.names)
+
+    def _files(self, names: FolderNames) -> None:
         for folder in ("objects", "tmp", "quarantine") if self._gone or self._swept else ():
-            for name, file in files.disk.names.get(f"{ROOT}/{folder}", {}).items():
+            for name, file in names.get(f"{ROOT}/{folder}", {}).items():
                 label = label_of(file)
                 require(label is None or not self._left(label), f"a deleted entry is in {folder}")
                 key = _key(name)

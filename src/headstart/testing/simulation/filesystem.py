@@ -34,6 +34,9 @@ class FileSystem:
     Attributes:
         crash: called for a crash in this call: `power_loss` or `kill`.
         synced: called when a file has been made durable.
+        dropped: called when a catalogue is deleted, because it is damaged.
+        missing: keys of objects that somebody else has deleted.
+        put_aside: keys of objects that a server has put into quarantine.
     """
 
     def __init__(self, disk: VirtualDisk, faults: Faults, real: Path) -> None:
@@ -43,7 +46,9 @@ class FileSystem:
         self.crash: Callable[[str], None] = lambda kind: None
         self.synced: Callable[[], None] = lambda: None
         self.calls: Counter[str] = Counter()
-        self.missing: set[bytes] = set()  # keys of objects that somebody else has deleted
+        self.dropped: Callable[[], None] = lambda: None
+        self.missing: set[bytes] = set()
+        self.put_aside: set[bytes] = set()
         self._opened: dict[int, OpenFile] = {}
         self._next = 1000
         self._locks = FileLocks()
@@ -108,7 +113,7 @@ class FileSystem:
         elif name not in self.disk.names:
             if kind == "missing" and self._is_object(name):
                 self.faults.counts[kind] += 1
-                self.missing.add(bytes.fromhex(name.rpartition("/")[2].split(".")[0]))
+                self.missing.add(_key_of(name))
                 self.disk.unlink(name)
                 self.disk.sync_folder(name.rpartition("/")[0])
             try:
@@ -197,12 +202,15 @@ class FileSystem:
 
     def replace(self, old: Any, new: Any) -> None:
         self.call("rename", str(new))
+        if self._is_object(str(old)):
+            self.put_aside.add(_key_of(str(old)))
         self.disk.rename(str(old), str(new), self.now())
 
     def unlink(self, path: Any) -> None:
         name = str(path)
         self.call("unlink", name)
         if (real := self.is_real(name)) is not None:
+            self.dropped()
             os.unlink(real)
         else:
             self.disk.unlink(name)
@@ -241,6 +249,11 @@ class FileSystem:
 
     def flock(self, number: int, how: int) -> None:
         self._locks.flock(self._of(number), how)
+
+
+def _key_of(path: str) -> bytes:
+    """The key of the object in a file."""
+    return bytes.fromhex(path.rpartition("/")[2].split(".")[0])
 
 
 _systems: list[FileSystem] = []

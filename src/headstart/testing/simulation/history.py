@@ -77,7 +77,8 @@ class Scenario:
         """The history of a seed."""
         dice = random.Random(seed)
         setup = _setup(dice)
-        events = [*_asks(dice, setup), *_trouble(dice, setup)]
+        asks = _asks(dice, setup)
+        events = [*asks, *_trouble(dice, setup), *_wishes(dice, setup, asks)]
         rounded = (replace(event, at=round(event.at, 4)) for event in events)  # as they are printed
         return cls(seed, setup, tuple(sorted(rounded, key=lambda event: event.at)))
 
@@ -154,4 +155,19 @@ def _trouble(dice: random.Random, setup: Setup) -> list[Happening]:
         events.append(Happening(at(), what, dice.randrange(setup.tenants), dice.randrange(3), size=dice.choice([20, 100])))
     for _ in range(dice.choice([0, 0, 0, 0, 1, 2])):
         events.append(Happening(at(), "rm", size=dice.choice([0, 0, 5, 15])))
+    return events
+
+
+def _wishes(dice: random.Random, setup: Setup, asks: list[Happening]) -> list[Happening]:
+    """Chains are deleted just after their replies. Owners pin all that they have, and unpin or delete some of it."""
+    events = list[Happening]()
+    if dice.random() < 0.3:
+        for ask in dice.sample(asks, 4):
+            events.append(Happening(ask.at + dice.random() * dice.choice([0.5, 3.0]), "delete", ask.who, ask.talk))
+    if dice.random() < 0.3:
+        for who in dice.sample(range(setup.tenants), 2):
+            for talk in range(3):
+                later: tuple[What, ...] = dice.choice([(), ("pin",), ("unpin",), ("delete",)])
+                for what in ("pin", *later):
+                    events.append(Happening(5.0 + dice.random() * 30.0, what, who, talk))
     return events

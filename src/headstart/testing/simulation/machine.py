@@ -24,6 +24,7 @@ from headstart.testing.simulation.history import Scenario
 from headstart.testing.simulation.kernel import World
 from headstart.testing.simulation.lifetimes import Lifetimes
 from headstart.testing.simulation.oracle import Oracle
+from headstart.testing.simulation.pinned import PinnedChains, limits
 from headstart.testing.simulation.server import SimulatedServer, disk_budget, options
 from headstart.testing.simulation.tasks import Process
 from headstart.testing.simulation.violation import Violation, require
@@ -53,12 +54,14 @@ class SimulatedMachine:
         (real / "0").mkdir()
         self.files = FileSystem(self.disk, self.faults, real / "0")
         self.files.crash = self._crash
-        self.files.synced = lambda: checking.space(self.files, disk_budget(self.setup))
+        self.files.synced = self._synced
         self.salts = [f"tenant {who}" for who in range(self.setup.tenants)]
         self.cold = UntimedEngine(**options(self.setup))
         term, size = float("inf") if self.setup.expire is None else self.setup.expire, self.cold.traits.block_size
         lifetimes = Lifetimes(term, size, lambda: self.here.now, self.files.now)
-        self.checks = Checks(Oracle(self.cold), self.salts, Erasures(size, lifetimes.made), lifetimes)
+        pinned = PinnedChains(limits(self.setup.share, disk_budget(self.setup)), expires=self.setup.expire is not None)
+        self.checks = Checks(Oracle(self.cold), self.salts, Erasures(size, lifetimes.made), lifetimes, pinned)
+        self.files.dropped = pinned.lost
         self.tenants = checking.Tenants()
         self.clients = self.here.process("clients")
         self.servers: list[SimulatedServer] = []
@@ -69,6 +72,10 @@ class SimulatedMachine:
         self._spoiled = 0
         self.violation: Violation | None = None
 
+    def _synced(self) -> None:
+        checking.space(self.files, disk_budget(self.setup))
+        self.checks.pinned.files(self.files)
+
     def _serve(self, name: str) -> None:
         self._lives += 1
         server = SimulatedServer(self.here, self.faults, self.setup, self.checks, self.tenants, f"{name} {self._lives}")
@@ -78,8 +85,14 @@ class SimulatedMachine:
         self._processes.append(server)
 
     def _deletes(self, server: SimulatedServer, keys: Collection[BlockId]) -> None:
-        """A server deletes entries, on its engine thread."""
-        server.deletions.append(Deletion.of(keys, self.files.now()))
+        """A server deletes entries, on its engine thread. From now on nothing of them is used any more."""
+        deletion = Deletion.of(keys, self.files.now())
+        server.deletions.append(deletion)
+        assert server.runtime is not None
+        try:
+            self.checks.erasures.begun(server.runtime, deletion)
+        except Violation as error:  # the scheduler would take it for an error of a request
+            self.violation = self.violation or error
 
     def _crash(self, kind: str) -> None:
         """The machine loses power, or the process of the present call is killed."""
@@ -126,6 +139,7 @@ class SimulatedMachine:
         restore(self.files.real, kept)
         try:
             self.checks.erasures.files(self.files)
+            self.checks.pinned.files(self.files)
             for key, canonical in self._promised.items():
                 self._durable(key, canonical)
         except Violation as error:

@@ -138,7 +138,9 @@ class HistoryRun(Clients):
             if not replaced(disk):
                 self.checks.rows(self.files, disk.catalog._db)
                 self.checks.erasures.rows(disk.catalog._db)
+                self.checks.pinned.rows(self.files)
         self.checks.erasures.files(self.files)
+        self.checks.pinned.files(self.files)
         self.checks.lifetimes.files(self.files)
         self._check_promises()
         for server in self.servers:

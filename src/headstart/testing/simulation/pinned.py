@@ -1,0 +1,165 @@
+"""Pinned: what owners have pinned. Nothing may evict, delete or lose it, on disk or in memory, also if the machine crashes."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.quota import PinLimits
+from headstart.testing.simulation.filesystem import ROOT, FileSystem
+from headstart.testing.simulation.violation import require
+from headstart.tiers.disk.store import RESERVE
+
+if TYPE_CHECKING:
+    from headstart.serving.runtime import Runtime
+    from headstart.serving.stored import CachedChain
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedChain:
+    """A chain whose owner has the answer that it is pinned.
+
+    Attributes:
+        whole: its full blocks and their checkpoints. They are on disk.
+        tail: the open tail, which only the memory of this server has.
+    """
+
+    owner: bytes
+    last: BlockId
+    whole: frozenset[BlockId]
+    tail: tuple[BlockId, Runtime] | None
+
+
+class PinnedChains:
+    """All pins of a history.
+
+    Args:
+        limits: of the disk.
+        expires: whether everything has a term, which pins do not outlive.
+    """
+
+    def __init__(self, limits: PinLimits, *, expires: bool) -> None:
+        self._limits = limits
+        self._expires = expires
+        self._chains: dict[BlockId, PinnedChain] = {}
+        self._free: set[BlockId] = set()  # what was unpinned
+        self._released = 0
+        self._expiring: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._chains)
+
+    # ── what owners do ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def asked(self) -> int:
+        """An owner asks for a pin, which may come without an answer.
+
+        Returns a number for `answered`: of what is unpinned meanwhile, nothing is known.
+        """
+        self._free.clear()
+        return self._released
+
+    def answered(self, asked: int, chain: CachedChain, runtime: Runtime, files: FileSystem) -> None:
+        """The owner knows that a chain is pinned."""
+        if asked != self._released or self._expires or chain.owner in self._expiring:
+            return
+        size, pins = runtime.engine.traits.block_size, runtime.cache.store.pins
+        whole = {entry.id for entry in chain.entries if entry.length == size}
+        whole |= {state.id for state in chain.checkpoints if state.id in pins and state.length == size}
+        last = chain.entries[-1]
+        tail = (last.id, runtime) if last.id not in whole else None
+        self._chains[chain.id] = PinnedChain(chain.owner, chain.id, frozenset(whole), tail)
+        self.rows(files)
+
+    def failed(self) -> None:
+        """A pin was refused, or its answer is not known: it may still come and go."""
+        self._released += 1
+
+    def unpins(self, path: Collection[BlockId]) -> int:
+        """An owner asks that a chain be unpinned, which has these blocks. Other chains still need some of them."""
+        self._released += 1
+        for last in [last for last in self._chains if last in path]:
+            del self._chains[last]
+        return self._released
+
+    def unpinned(self, asked: int, path: Collection[BlockId], files: FileSystem) -> None:
+        """That was done. `asked`: the number of `unpins`."""
+        if asked == self._released:
+            self._free |= {*path} - self._promised()
+            self.rows(files)
+
+    def deleted(self, keys: Collection[BlockId]) -> None:
+        """The owner of a chain has deleted it."""
+        require(self._promised().isdisjoint(keys), "a pinned chain was deleted")
+
+    def expires(self, owner: bytes) -> None:
+        """What an owner has pinned does not outlive a term."""
+        self._expiring.add(owner)
+        self._chains = {last: chain for last, chain in self._chains.items() if chain.owner != owner}
+
+    def lost(self) -> None:
+        """The catalogue was damaged: no pin is left."""
+        self._chains.clear()
+        self._free.clear()
+        self._released += 1
+
+    def forgotten(self) -> None:
+        """Servers have to forget everything up to now, except on disk."""
+        for last, chain in [*self._chains.items()]:
+            self._chains[last] = PinnedChain(chain.owner, last, chain.whole, None)
+
+    def _promised(self) -> frozenset[BlockId]:
+        return frozenset().union(*(chain.whole for chain in self._chains.values()))
+
+    # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def files(self, files: FileSystem) -> None:
+        """Each pinned object is on disk, unless the disk has damaged it."""
+        if not self._chains:
+            return
+        names = files.disk.names.get(f"{ROOT}/objects", {})
+        for key in self._promised():
+            there = f"{key.hex()}.rows" in names
+            require(there or key in files.missing or key in files.put_aside, "a pinned object is lost")
+
+    def rows(self, files: FileSystem) -> None:
+        """The catalogue knows of all pins, and of no other, and they are within their limits."""
+        if not (self._chains or self._free):
+            return
+        found = _pins(files.real)
+        for key in self._promised() - files.missing - files.put_aside:
+            require(key in found, "a pin is not in the catalogue")
+        require(self._free.isdisjoint(found), "an unpinned object is still pinned")
+        held: dict[bytes, int] = {}
+        for owner, allocated in found.values():
+            held[owner] = held.get(owner, 0) + allocated
+        total = sum(held.values())
+        require(all(self._limits.fits(size, total) for size in held.values()), "more is pinned on disk than may be")
+
+    def server(self, runtime: Runtime) -> None:
+        """Memory holds what only memory has, and not more than may be pinned there."""
+        store = runtime.cache.store
+        held = store.pins._held
+        require(all(store.pins._limits.fits(size, store.pins.held) for size in held.values()), "too much is pinned in memory")
+        for chain in self._chains.values():
+            if chain.tail is not None and chain.tail[1] is runtime:
+                entry = store.index.get(chain.tail[0])
+                require(entry is not None and store.memory.name in entry.copies, "a pinned open tail is lost")
+
+
+def _pins(folder: Path) -> dict[bytes, tuple[bytes, int]]:
+    """The owners and bytes of pinned objects, by key."""
+    with closing(sqlite3.connect(f"file:{folder / 'index.sqlite'}?mode=ro", uri=True)) as database:
+        return {
+            key: (owner, size)
+            for key, owner, size in database.execute("SELECT key, owner, allocated FROM objects WHERE pinned")
+        }
+
+
+def limits(share: float, budget: int) -> PinLimits:
+    return PinLimits.of(share, budget, RESERVE)
