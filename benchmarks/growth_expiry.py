@@ -14,6 +14,7 @@ import gc
 import shutil
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.index import Entry
+from headstart.serving.portions import unpacked
 from headstart.serving.runtime import Runtime
 from headstart.serving.stored import copied
 from headstart.testing.fake_engine import FakeEngine
@@ -82,17 +84,23 @@ class Stored:
         return found
 
 
+def runtime_for(entries: int) -> Runtime:
+    """A runtime whose memory can hold so many entries."""
+    settings = Settings(memory_budget=(entries + 20 * LONG) * 2 * BLOCK * 16, cache_dir=None, settle="off")
+    return Runtime(lambda: FakeEngine(slots=2, ctx=64, block_size=BLOCK, kv_bytes_per_token=16), settings)
+
+
 def steps(entries: int) -> dict[str, list[float]]:
     """CPU seconds of the engine thread's steps, by what there is to do."""
-    settings = Settings(memory_budget=(entries + 20 * LONG) * 2 * BLOCK * 16, cache_dir=None, settle="off")
-    with Runtime(lambda: FakeEngine(slots=2, ctx=64, block_size=BLOCK, kv_bytes_per_token=16), settings) as runtime:
+    with runtime_for(entries) as runtime:
 
         def measure() -> dict[str, list[float]]:
             stored, scheduler, store = Stored(runtime, entries), runtime.scheduler, runtime.cache.store
             gc.freeze()
             found = dict[str, list[float]]()
-            scheduler.portions.add(copied(runtime.cache.index))
+            listed = scheduler.portions.add(copied(runtime.cache.index))
             found["a list of all entries"] = stored.steps()
+            deque(unpacked(listed.result()), 0)  # as its readers do
             keys = {*stored.add(LONG)}
             store.barred.add(keys)
             scheduler.portions.add(scheduler.expiry.delete(keys))

@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-LONG = 0.002
-"""Seconds of a full pass after which what is left is frozen: about 10,000 entries."""
-FULL = 1
-"""Passes over the middle generation before a full one; Python has 10. A full pass then comes every 15,000 new objects."""
-FREEZES = 256
+LONG = 0.001
+"""Seconds of a full pass after which what is left is frozen: that of a few thousand entries."""
+MIDDLE, FULL = 3, 1
+"""Passes over new objects before one over the middle generation, and of these before a full one; Python has 10 and 10. A full
+pass then comes every 8,000 new objects."""
+FREEZES = 512
 """After so many times, all of it is looked at again."""
 PERIOD = 10.0
 """Seconds between two looks whether the server is idle."""
@@ -46,7 +47,7 @@ class Garbage:
         self._begun = 0.0
         self._closed = threading.Event()
         self._thresholds = gc.get_threshold()
-        gc.set_threshold(*self._thresholds[:2], FULL)
+        gc.set_threshold(self._thresholds[0], MIDDLE, FULL)
         gc.collect()
         gc.freeze()
         gc.callbacks.append(self._passed)

@@ -39,7 +39,7 @@ AT_ONCE = 1024
 TRIES = 8
 """Most leaves that are ranked again because they seem to go next."""
 NUMBERS = 1 << 14
-"""Most different numbers that entries share."""
+"""Different numbers that entries share, after which a round begins with none."""
 ASIDE = 16
 """Leaves that could not go, of which each look for a victim asks whether they can go now."""
 
@@ -75,8 +75,6 @@ class Retention:
 
     def _shared(self, number: float) -> float:
         """The same number, as an object that entries share. Each would take 24 bytes."""
-        if len(self._numbers) > NUMBERS:
-            self._numbers.clear()
         return self._numbers.setdefault(number, number)
 
     def __len__(self) -> int:
@@ -191,12 +189,11 @@ class Retention:
         if not entry.uses:
             return
         self._order.remove(entry)
-        ghost = ReuseStats(entry.saved_per_byte, entry.last, entry.uses, entry.request_traits, entry.children)
+        self._count -= 1
+        self._add_ghost(entry.id, entry)
         if entry.followers:
             self._apart[entry.id] = entry.followers
         entry.uses = entry.followers = 0
-        self._count -= 1
-        self._add_ghost(entry.id, ghost)
         self._follow(entry.parent, -1)
         parent = self._in_tier(entry.parent)
         if parent is not None:
@@ -244,6 +241,8 @@ class Retention:
         """A bounded part of the work that ranks need."""
         if self._round is None and self._now - self._round_began >= STALE:
             self._round, self._round_began = self._ranking(), self._now
+            if len(self._numbers) > NUMBERS:
+                self._numbers.clear()
         if self._round and next(self._round, self._round) is self._round:
             self._round = None
 
@@ -308,11 +307,12 @@ class Retention:
             if not isinstance(history, Entry):
                 self._ghosts.replace(key, history)
 
-    def _add_ghost(self, key: BlockId, stats: ReuseStats) -> None:
+    def _add_ghost(self, key: BlockId, history: ReuseHistory) -> None:
         self._reuse.left()
-        self._sample.put(key, stats)
-        for dropped, history in self._ghosts.put(key, stats, max(GHOSTS, int(GHOSTS_PER_ENTRY * self._count))):
-            self._lose(dropped, history)
+        if key in self._sample:
+            self._sample.put(key, ReuseStats(0.0, history.last, history.uses, history.request_traits, history.children))
+        for dropped, ghost in self._ghosts.put(key, history, max(GHOSTS, int(GHOSTS_PER_ENTRY * self._count))):
+            self._lose(dropped, ghost)
 
     def _lose(self, key: BlockId, ghost: ReuseStats) -> None:
         """A ghost is dropped."""

@@ -74,7 +74,7 @@ class Ghosts:
         number = self._number(key)
         self._buckets[number] += _row(key, history)
         self._count += 1
-        dropped = list[Ghost]()
+        dropped: list[Ghost] = []
         while self._count > most and len(self._buckets[number]) > _ROW.size and len(dropped) < 2:
             dropped += _ghosts(self._buckets[number][: _ROW.size])
             self._buckets[number] = self._buckets[number][_ROW.size :]
@@ -129,7 +129,9 @@ class Ghosts:
 
 
 def _row(key: BlockId, history: ReuseHistory) -> bytes:
-    traits, uses, children = history.request_traits, min(history.uses, _MOST), min(history.children, _MOST)
+    traits, uses, children = history.request_traits, history.uses, history.children
+    if uses > _MOST or children > _MOST:
+        uses, children = min(uses, _MOST), min(children, _MOST)
     return _ROW.pack(key, history.last, traits.weight, uses, children, traits.bucket)
 
 

@@ -369,7 +369,8 @@ class Index:
         elif tier in known.copies and known.copies[tier] >= canonical:
             return False
         self._set(known, copies_of({**known.copies, tier: canonical}))
-        known.written = min(known.written, entry.written)
+        if known is not entry:
+            known.written = min(known.written, entry.written)
         self._listener.added(known, tier)
         return True
 

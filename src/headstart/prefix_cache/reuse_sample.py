@@ -35,6 +35,10 @@ class ReuseSample:
     def __len__(self) -> int:
         return len(self._stats)
 
+    def __contains__(self, key: BlockId) -> bool:
+        """Whether an id belongs to the sample."""
+        return key <= self._bound
+
     def put(self, key: BlockId, stats: ReuseHistory) -> None:
         """Where the statistics of an entry are from now on: in itself, or in its ghost."""
         if key <= self._bound:

@@ -90,12 +90,20 @@ class Siblings(Generic[Node]):
             self._nodes = node
             return
         canonical, derived = self._both
+        group = canonical if node.canonical else derived
+        if isinstance(group, SortedKeyList):
+            group.add(node)
+            return
+        more = node if group is None else SortedKeyList([group, node], _packed)
         if node.canonical:
-            self._keep(_with(canonical, node), derived)
+            self._keep(more, derived)
         else:
-            self._keep(canonical, _with(derived, node))
+            self._keep(canonical, more)
 
     def take(self, node: Node) -> None:
+        if self._nodes is node:
+            self._nodes = None
+            return
         canonical, derived = self._both
         if node.canonical:
             self._keep(_without(canonical, node), derived)
@@ -160,15 +168,6 @@ def common_bytes(a: bytes, b: bytes) -> int:
 
 def _packed(node: Sibling) -> bytes:
     return node.packed
-
-
-def _with(group: SiblingGroup[Node], node: Node) -> SiblingGroup[Node]:
-    if group is None:
-        return node
-    if not isinstance(group, SortedKeyList):
-        group = SortedKeyList([group], _packed)
-    group.add(node)
-    return group
 
 
 def _without(group: SiblingGroup[Node], node: Node) -> SiblingGroup[Node]:

@@ -52,7 +52,7 @@ TOGETHER = 128 << 20
 """Bytes that are evicted together."""
 AT_A_TIME = 32
 """Objects that are evicted at once."""
-EXPIRE = 16
+EXPIRE = 8
 """Objects that are deleted in one piece because they have expired."""
 PIECE = 256
 """Files that are looked at in one piece."""
