@@ -1,10 +1,12 @@
-"""Model folders in Hugging Face's form. Loads nothing heavy: whoever looks for models asks here."""
+"""Model folders in Hugging Face's form. Whoever looks for models asks here: nothing heavy is loaded, but by `check_kind`."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from headstart.errors import ModelError
 
 CONFIG = "config.json"
 _ENGINE = "mlx_lm"
+_KIND = re.compile(r"[\w-]+")
 _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _REPLIES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """How the classes of models end that write text."""
@@ -57,6 +60,30 @@ def check_engine(model: str) -> None:
             f"{model} is in Hugging Face's form, and MLX, which loads it, is not installed: pip install 'headstart[mlx]', or "
             "choose a model in GGUF."
         )
+
+
+def check_kind(config: Mapping[str, Any], model: str) -> None:
+    """Raises ModelError if mlx-lm has no code for the kind of a model. `model` names it.
+
+    MLX is loaded only for a kind that mlx-lm has no module of its own for, to ask whether it is another name of one.
+    """
+    kind = str(config["model_type"])
+    if _has_module(kind):
+        return
+    from mlx_lm.utils import MODEL_REMAPPING
+
+    if not _has_module(MODEL_REMAPPING.get(kind, kind)):
+        own = " It brings Python code of its own, which headstart does not run." if config.get("auto_map") else ""
+        raise ModelError(
+            f"mlx-lm {version('mlx-lm')} does not know models of the kind '{kind}' ({model}): it may be too old for them, or "
+            f"they are no language models.{own} Choose another model, or its GGUF file."
+        )
+
+
+def _has_module(kind: str) -> bool:
+    spec = importlib.util.find_spec(_ENGINE)
+    places = (spec.submodule_search_locations if spec is not None else None) or ()
+    return _KIND.fullmatch(kind) is not None and any(Path(place, "models", f"{kind}.py").is_file() for place in places)
 
 
 def config(folder: Path) -> dict[str, Any]:

@@ -98,10 +98,10 @@ def _finish(places: Folders, repository: Repository, cache: HubCache, chosen: Va
 
 
 def _check_config(file: WeightFile, cache: HubCache, record: FetchRecord, repo: str) -> None:
-    """Raises ModelError if a config is no language model's, before its weights are fetched. It is removed then."""
+    """Raises ModelError if no engine can load a model with this config, before its weights are fetched. It is removed then."""
     blob = cache.blob(file.digest)
     try:
-        model_folder.read_config(blob, repo)
+        model_folder.check_kind(model_folder.read_config(blob, repo), repo)
     except ModelError:
         if record.has(repo, file.digest) and file.digest not in cache.linked():
             blob.unlink(missing_ok=True)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from blake3 import blake3
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import MODEL_REMAPPING, get_total_parameters, load_model
+from mlx_lm.utils import get_total_parameters, load_model
 
 from headstart.engines import model_folder, proof
 from headstart.engines.digest import digest
@@ -27,7 +25,6 @@ from headstart.model_names import model_name
 BATCH = 512
 """Most tokens of one call."""
 _KEPT = 1 << 30  # bytes of freed arrays that mlx may keep for later ones, on a Mac
-_KIND = re.compile(r"[\w-]+")
 _BUFFERS = 128 << 20  # for computing, and the interpreter
 SOURCES = blake3(
     b"".join(path.read_bytes() for path in sorted([Path(proof.__file__), *Path(__file__).parent.glob("[!.]*.py")]))
@@ -62,14 +59,7 @@ def check(folder: Path, files: Sequence[Path], available: int) -> dict[str, Any]
         ConfigError: the weights are larger than the memory.
     """
     config = model_folder.config(folder)
-    kind = str(config["model_type"])
-    kind = MODEL_REMAPPING.get(kind, kind)
-    if not _KIND.fullmatch(kind) or find_spec(f"mlx_lm.models.{kind}") is None:
-        own = " It brings Python code of its own, which headstart does not run." if config.get("auto_map") else ""
-        raise ModelError(
-            f"mlx-lm {version('mlx-lm')} does not know models of the kind '{config['model_type']}' ('{folder}'): it may be too "
-            f"old for them, or they are no language models.{own} Choose another model, or its GGUF file."
-        )
+    model_folder.check_kind(config, f"'{folder}'")
     size = sum(file.stat().st_size for file in files)
     if size > available:
         raise ConfigError(
