@@ -1,7 +1,7 @@
 """MLX with OpenBLAS in place of its reference BLAS, in a process of its own: it then behaves as fast libraries do.
 
-`python openblas.py FOLDER HISTORIES [BLOCK_SIZE]` runs random histories of long prompts in exact mode, and prints what happened
-as JSON. With a block size nothing is proved.
+`python openblas.py FOLDER HISTORIES FIRST [BLOCK_SIZE]` runs random histories of long prompts in exact mode, from seed FIRST
+on, and prints what happened as JSON. With a block size nothing is proved.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ def library() -> Path | None:
     return next((path for place in PLACES for path in Path("/").glob(place[1:])), None)
 
 
-def run(folder: Path, histories: int, block_size: int | None = None) -> dict[str, Any]:
+def run(folder: Path, histories: int, block_size: int | None = None, *, first: int = 0) -> dict[str, Any]:
     """What happened: the fields of `Tally`, of `Traits`, and the number of long prompts."""
     variables = {**os.environ, "LD_PRELOAD": str(library()), "OPENBLAS_NUM_THREADS": "1"}
     variables["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, __file__, str(folder), str(histories), *([str(block_size)] if block_size else [])]
+    command = [sys.executable, __file__, str(folder), str(histories), str(first), *([str(block_size)] if block_size else [])]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def main(folder: str, histories: str, block_size: str = "") -> None:
+def main(folder: str, histories: str, first: str, block_size: str = "") -> None:
     from headstart.config import Settings
     from headstart.engines.mlx import MlxEngine
     from headstart.engines.options import EngineOptions
@@ -55,7 +55,7 @@ def main(folder: str, histories: str, block_size: str = "") -> None:
     budget = 48 * traits.block_size * shape.kv_bytes_per_token + 24 * shape.state_bytes
     with Runtime(partial(load, 2), Settings(reuse="exact", memory_budget=budget)) as runtime:
         made = Lab(runtime, cold, words=430)
-        for seed in range(int(histories)):
+        for seed in range(int(first), int(first) + int(histories)):
             made.run(seed)
         tally = made.tally
     cold.close()
