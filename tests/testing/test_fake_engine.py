@@ -143,6 +143,7 @@ def test_sampling() -> None:
     assert draws[0] == draws[1]
     assert len(set(draws[0])) > 1
     assert fake.sample(0, fake.sampler(Sampling(temperature=0, logit_bias=((9, 1000.0),)))) == 9
+    assert fake.sample(0, fake.sampler(Sampling(temperature=5e-324, logit_bias=((9, 1000.0),)))) == 9
     once = fake.sampler(Sampling(temperature=0, presence_penalty=1000.0))
     assert fake.sample(0, once) != fake.sample(0, once)
 

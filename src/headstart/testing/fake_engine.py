@@ -142,7 +142,8 @@ class FakeSampler:
     def _random_choice(self, scores: npt.NDArray[np.float64]) -> int:
         options = self.sampling
         order = np.argsort(-scores, kind="stable")[: options.top_k or None]
-        odds = np.exp((scores[order] - scores[order[0]]) / options.temperature)
+        with np.errstate(over="ignore"):  # at the lowest temperatures
+            odds = np.exp((scores[order] - scores[order[0]]) / options.temperature)
         odds /= odds.sum()
         keep = (np.cumsum(odds) - odds < options.top_p) & (odds >= options.min_p * odds[0])
         keep[0] = True
