@@ -123,7 +123,7 @@ def test_a_model_that_cannot_be_loaded_says_nothing_of_the_library(tmp_path: Pat
 
 
 def test_options_travel_to_the_trial(tmp_path: Path) -> None:
-    options = EngineOptions("a", ctx=7, lora=tmp_path / "b", exact=True, state_dir=None, llama_lib=tmp_path)
+    options = EngineOptions("a", ctx=7, lora=tmp_path / "b", exact=True, state_dir=None, llama_lib=tmp_path, together=(1, 2))
     assert first_load.read(json.loads(json.dumps(first_load._written(options)))) == options
 
 

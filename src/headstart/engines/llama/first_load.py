@@ -176,7 +176,7 @@ def _written(options: EngineOptions) -> dict[str, Any]:
 def read(written: dict[str, Any]) -> EngineOptions:
     """The options of a trial's request."""
     paths = {name: Path(written[name]) for name in ("lora", "llama_lib", "state_dir") if written[name] is not None}
-    return EngineOptions(**{**written, **paths})
+    return EngineOptions(**{**written, **paths, "together": tuple(written["together"])})
 
 
 def _signal(number: int) -> str:
