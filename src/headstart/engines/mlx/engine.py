@@ -263,15 +263,18 @@ class MlxEngine(Engine):
             if len(steps) > 1 and self._together and all(held.length for held in slots):
                 rows = self._decode_together(slots, [step.token for step in steps])
             else:
-                rows = [self._decode_alone(held, step.token) for held, step in zip(slots, steps, strict=True)]
+                rows = self._decode_alone(slots, [step.token for step in steps])
             for held, row in zip(slots, rows, strict=True):
                 held.length += 1
                 held.logits = self._scores(row)
 
-    def _decode_alone(self, held: _Sequence, token: int) -> Any:
-        row = self._model(mx.array([[token]], dtype=mx.int32), cache=held.caches)[0, -1].astype(mx.float32)
-        mx.eval(row, *contents(held.caches))
-        return row
+    def _decode_alone(self, slots: Sequence[_Sequence], tokens: Sequence[int]) -> list[Any]:
+        rows = []
+        for held, token in zip(slots, tokens, strict=True):
+            rows.append(self._model(mx.array([[token]], dtype=mx.int32), cache=held.caches)[0, -1].astype(mx.float32))
+            mx.async_eval(rows[-1], *contents(held.caches))  # while the next slot's graph is built
+        mx.eval(rows, *(contents(held.caches) for held in slots))
+        return rows
 
     def _decode_together(self, slots: Sequence[_Sequence], tokens: Sequence[int]) -> Any:
         caches, lengths = [held.caches for held in slots], [held.length for held in slots]

@@ -207,8 +207,11 @@ class Form:
         return _HEAD + rings + self._array_bytes if self.stateful else 0
 
     def live_bytes(self, call: int) -> int:
-        """Most bytes of the states of one slot. A call of `call` tokens makes rings so much longer, until the next decoding."""
-        return sum(ring.bytes_per_token * (ring.window + call) for ring in self.rings) + self._array_bytes
+        """Most bytes of the states of one slot. A call of `call` tokens makes rings so much longer, until the next decoding.
+
+        Arrays count twice, because those of the last batch are kept beside restored ones.
+        """
+        return sum(ring.bytes_per_token * (ring.window + call) for ring in self.rings) + 2 * self._array_bytes
 
     @property
     def _array_bytes(self) -> int:
