@@ -272,7 +272,8 @@ class MlxEngine(Engine):
         rows = []
         for held, token in zip(slots, tokens, strict=True):
             rows.append(self._model(mx.array([[token]], dtype=mx.int32), cache=held.caches)[0, -1].astype(mx.float32))
-            mx.async_eval(rows[-1], *contents(held.caches))  # while the next slot's graph is built
+            # It is computed while the next slot's graph is built.
+            mx.async_eval(rows[-1], *contents(held.caches))  # type: ignore[no-untyped-call]
         mx.eval(rows, *(contents(held.caches) for held in slots))
         return rows
 
