@@ -321,6 +321,7 @@ def test_a_fetched_prompt_leaves_room_for_the_buffer_by_which_it_is_loaded(store
         budget = int(first.report.prompt * kv * share)
         with start(store, key_file, engine=lambda: engine, memory_budget=budget) as other:
             ask(other, [user("Something else. " * 8)], max_tokens=4)
+            stored(other)  # what is being written is pinned too
             again = answer(other, "Hello, who are you?")
             same(again, first)
             fits = min(1.0, share / 2)

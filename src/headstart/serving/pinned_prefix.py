@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.index import Entry
+from headstart.serving.landing import Landings
 
 
 @dataclass(slots=True)
@@ -15,10 +16,12 @@ class PinnedPrefix:
     Attributes:
         here: what was there before. Without it, what is fetched would be of no use.
         brought: what has arrived from the shared tier.
+        landings: what has arrived and is not in its cell yet.
     """
 
     here: dict[BlockId, Entry] = field(default_factory=dict)
     brought: dict[BlockId, Entry] = field(default_factory=dict)
+    landings: Landings = field(default_factory=Landings)
 
     def __len__(self) -> int:
         return len(self.here) + len(self.brought)

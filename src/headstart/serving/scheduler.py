@@ -283,6 +283,7 @@ class Scheduler:
         if self._preloading is not None:
             self._preloading.end()
         self._abandon(Unavailable("The server is stopping."))
+        self.shared_fetch.close()
 
     def _tell(self) -> None:
         try:

@@ -17,6 +17,7 @@ from headstart.prefix_cache.quota import owner_of
 from headstart.serving.admission import Admission
 from headstart.serving.job import Job
 from headstart.serving.kv_store import KvStore
+from headstart.serving.landing import Copier, Landing
 from headstart.serving.pinned_prefix import PinnedPrefix
 from headstart.serving.shared_audit import SharedAudit
 from headstart.tiers.shared_tier import Arrival, Fetch, FetchRequest
@@ -59,6 +60,8 @@ class SharedFetch:
         self._movable = engine.traits.movable
         self._waiting: list[Job] = []
         self._held = self._held_entries = 0  # pinned: bytes, and their number
+        self._aloft = 0  # bytes of cells into which something is being copied
+        self._copier = Copier(wake)
 
     def begin(self, job: Job) -> None:
         """Asks for what the job's prompt lacks. The job is then `parked`, unless the tier is off or has nothing for it."""
@@ -91,22 +94,24 @@ class SharedFetch:
         assert job.fetch is not None
         if self.crowded and not self._has_turn(job) and not job.fetch.over:
             return
-        full, arrivals = False, job.fetch.take()
+        self.land(job.chain, job.pinned)
+        full, arrivals = False, [] if job.pinned.landings.crowded else job.fetch.take()
         for arrival in arrivals:
             full = full or not self.keep(job.chain, job.pinned, arrival)
-        stalled = not arrivals and self._clock() > job.fetch.progress + STALL
+        self.land(job.chain, job.pinned)
+        stalled = not (arrivals or job.pinned.landings) and self._clock() > job.fetch.progress + STALL
         if full or stalled:
             job.fetch.stop(stalled=stalled)
         if stalled:  # the others would only wait as long again
             for other in [other for other in self._waiting if other.follows is job]:
                 self._go_on(other)
-        if full or stalled or job.fetch.over:
+        if full or stalled or (job.fetch.over and not job.pinned.landings):
             self._go_on(job)
 
     @property
     def crowded(self) -> bool:
         """Whether those that wait have pinned so much that they take turns."""
-        return self._held > SHARE * self._store.memory.budget
+        return self._held + self._aloft > SHARE * self._store.memory.budget
 
     def _has_turn(self, job: Job) -> bool:
         """Whether it is the first of those that still fetch, and all other prompts are loaded."""
@@ -130,6 +135,7 @@ class SharedFetch:
         return self._store.memory.size(STATE) if entry.state else self._store.memory.cell_bytes
 
     def _go_on(self, job: Job) -> None:
+        self.land(job.chain, job.pinned, wait=True)
         job.fetch = job.follows = None
         self._waiting.remove(job)
 
@@ -149,7 +155,10 @@ class SharedFetch:
         return self._tier.fetch(wanted, self._wake)
 
     def free(self, pinned: PinnedPrefix) -> None:
-        """Frees what is pinned."""
+        """Frees what is pinned. What is still being copied has no use any more."""
+        for landing in pinned.landings.landed(wait=True):
+            self._aloft -= self._size(landing.entry)
+            self._store.memory.release(landing.cell)
         for entries in (pinned.here, pinned.brought):
             for entry in entries.values():
                 entry.pins -= 1
@@ -187,7 +196,7 @@ class SharedFetch:
         )
 
     def keep(self, chain: Chain, pinned: PinnedPrefix, arrival: Arrival) -> bool:
-        """Stores an object of a chain in memory, and pins it. False if there is no room."""
+        """Begins to store an object of a chain in memory. False if there is no room."""
         label, store = arrival.label, self._store
         state = label.kind == STATE
         entry = Entry(
@@ -198,15 +207,34 @@ class SharedFetch:
         if store.spent(entry) or not store.index.wants(entry.id, store.memory.name, canonical=True):
             return True
         budget, now = store.memory_budget, self._clock()
-        if self._held + self._size(entry) + budget.transfer(entry.stop) > store.memory.budget:
+        written = len(store.shared_offer.reading) * store.memory.cell_bytes  # pinned until the tier has written it
+        if self._held + self._aloft + written + self._size(entry) + budget.transfer(entry.stop) > store.memory.budget:
             return False  # what is pinned must leave room for the buffer by which it is loaded
         if (cell := budget.take(entry, now, needed=True)) is None:
             budget.skip("restore", 1)
             return False
-        store.memory.cell(cell)[: len(arrival.payload)] = arrival.payload
-        store.publish(entry, cell, now, canonical=True, size=len(arrival.payload) if state else None, computed=False)
-        known = store.index.get(entry.id)
-        assert known is not None
-        self._pin(known, pinned.brought)
-        self._audit.fetched(chain, arrival)
+        copied = self._copier.copy(arrival.payload, store.memory.cell(cell))
+        pinned.landings.add(Landing(entry, cell, arrival, copied))
+        self._aloft += self._size(entry)
         return True
+
+    def land(self, chain: Chain, pinned: PinnedPrefix, *, wait: bool = False) -> None:
+        """Publishes what has been copied, and pins it."""
+        store, now = self._store, self._clock()
+        for landing in pinned.landings.landed(wait=wait):
+            entry, arrival = landing.entry, landing.arrival
+            self._aloft -= self._size(entry)
+            wanted = store.index.wants(entry.id, store.memory.name, canonical=True)
+            if entry.id in store.offload.writing or store.spent(entry) or not wanted:
+                store.memory.release(landing.cell)  # it was computed meanwhile, or its time is over
+                continue
+            size = len(arrival.payload) if entry.state else None
+            store.publish(entry, landing.cell, now, canonical=True, size=size, computed=False)
+            known = store.index.get(entry.id)
+            assert known is not None
+            self._pin(known, pinned.brought)
+            self._audit.fetched(chain, arrival)
+
+    def close(self) -> None:
+        """Ends the thread that copies."""
+        self._copier.close()

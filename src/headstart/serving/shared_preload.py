@@ -82,6 +82,7 @@ class SharedPreload:
             before = len(self._pinned)
             if self._shared_fetch.crowded or not self._shared_fetch.keep(chain, self._pinned, arrival):
                 return False
+            self._shared_fetch.land(chain, self._pinned, wait=True)
             if len(self._pinned) > before:
                 self._preload.prefixes += self._new
                 self._preload.tokens += len(arrival.label.tokens) * (arrival.label.kind == KV)
