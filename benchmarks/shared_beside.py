@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,7 +68,7 @@ class BusyServer:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._random = np.random.default_rng(0)
         scheduler = runtime.scheduler
         scheduler._admission.pace.prefill = PACE

@@ -310,6 +310,26 @@ def test_the_beginning_of_a_prompt_stays_while_the_rest_is_fetched(key_file: Pat
         check(other)
 
 
+def test_what_is_fetched_is_joined_with_what_is_live(store: str, key_file: Path) -> None:
+    """Fault: a conversation came back to a server that had its first turns live, and no more in memory. What was fetched beyond
+    them could not be used, and was computed again."""
+    more = [*chat("Hello, who are you?"), assistant("Somebody. " * 10), user("Go on.")]
+    with start(store, key_file) as one, start(store, key_file) as other:
+        answer(one, "Hello, who are you?")
+        stored(one)
+        second = ask(other, more, max_tokens=4, keep_logits=True)
+        stored(other)
+        budget, memory = one.cache.store.memory_budget, one.cache.store.memory
+        assert second.report.tiers["shared"] > 0
+        here = [entry for entry in one.cache.index if memory.name in entry.copies]
+        one.scheduler.call(lambda: [budget.drop(entry) for entry in here]).result()
+        third = ask(one, more, max_tokens=4, keep_logits=True)
+        same(third, second)
+        assert third.report.tiers["shared"] > 0
+        assert third.report.computed <= BLOCK_SIZE
+        check(one)
+
+
 @pytest.mark.parametrize("share", [1.2, 1.6, 2.1])
 def test_a_fetched_prompt_leaves_room_for_the_buffer_by_which_it_is_loaded(store: str, key_file: Path, share: float) -> None:
     """Fault: all of the memory was pinned for a prompt, so the engine's buffer did not fit, and nothing was loaded."""

@@ -206,6 +206,15 @@ class Admission:
         slot.truncate(0)
         slot.dirty = False
 
+    def save_live(self, chain: Chain) -> None:
+        """Copies to memory what a slot holds of a prompt beyond memory. What is restored replaces all of a slot, so it cannot
+        be joined with what is live."""
+        found = restorable(self._cache.index, chain, self._mode).tokens
+        for slot in self._slots:
+            if keepable(slot.view(), chain, self._cache.index, self._mode).tokens > found:
+                slot.dirty = True  # it may have been saved, and evicted since
+                self._cache.kv_save.save(slot, needed=True)
+
     def _choose(self, job: Job, only: Slot | None = None) -> Plan:
         reuse = job.request.params.reuse and job.misses < MISSES
         return self.choose(job.chain, self._mode_of(job), only=only, reuse=reuse)

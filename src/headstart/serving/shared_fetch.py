@@ -96,6 +96,9 @@ class SharedFetch:
             return
         self.land(job.chain, job.pinned)
         full, arrivals = False, [] if job.pinned.landings.crowded else job.fetch.take()
+        if arrivals and not (job.pinned.brought or job.pinned.landings):
+            self._admission.save_live(job.chain)
+            self._pin_here(job)
         for arrival in arrivals:
             full = full or not self.keep(job.chain, job.pinned, arrival)
         self.land(job.chain, job.pinned)
