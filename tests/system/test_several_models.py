@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 import tiny
+from headstart.models.spawn import FORKS
 from live import wait_until
 from process import Server, run, serving
 
@@ -45,6 +46,7 @@ def several(folder: Path) -> Iterator[tuple[Server, httpx.Client]]:
         with httpx.Client(base_url=server.address(), timeout=90) as http:
             yield server, http
         assert server.end() == 0
+        server.rest()
 
 
 def talk(http: httpx.Client, model: str, messages: list[dict[str, str]], **more: Any) -> dict[str, Any]:
@@ -277,7 +279,7 @@ def test_a_broken_model_is_refused_with_its_cause_and_others_are_served(folder: 
             assert int(refusal.headers["retry-after"]) >= 1
             assert state(http, "bad")["state"] == "failed"
             assert talk(http, "good", message)["model"] == "good"
-            processes = psutil.Process(server.process.pid).children()
+            processes = psutil.Process(server.process.pid).children(recursive=True)
         os.kill(server.process.pid, signal.SIGKILL)
         psutil.wait_procs(processes, timeout=30)
         assert not [process for process in processes if process.is_running()]
@@ -326,14 +328,16 @@ def test_a_front_that_is_killed_while_a_model_loads_leaves_nothing_behind(folder
         thread = threading.Thread(target=ask)
         thread.start()
         front = psutil.Process(server.process.pid)
-        wait_until(lambda: bool(front.children()))
-        children = front.children()
+        wait_until(lambda: len(front.children(recursive=True)) >= (2 if FORKS else 1))  # a fork server, and a model's process
+        children = front.children(recursive=True)
         os.kill(front.pid, signal.SIGKILL)
         thread.join(30)
         assert not psutil.wait_procs(children, timeout=30)[1]
         server.rest()
     with serving(f"a={folder / 'attention.gguf'}", f"b={folder / 'windows.gguf'}", *OPTIONS) as server:
         assert httpx.post(f"{server.address()}{CHAT}", json=body, timeout=90).status_code == 200
+        assert server.end() == 0
+        server.rest()
 
 
 def begun(call: Callable[[], object]) -> threading.Thread:
@@ -387,7 +391,7 @@ def test_a_kill_during_an_unload_leaves_nothing_that_a_restart_does_not_mend(who
             assert text_of(talk(http, "a", messages)) == wanted
             assert server.end() == 0
         else:
-            children = psutil.Process(server.process.pid).children()
+            children = psutil.Process(server.process.pid).children(recursive=True)
             server.process.kill()
             process.resume()
             thread.join(60)

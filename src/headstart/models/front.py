@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from starlette.requests import Request
@@ -27,6 +27,7 @@ class ModelsFront(RecordsCalls):
 
     Args:
         seconds: how long the processes may take to end, if no signal has stopped the server.
+        close: called when all processes have ended.
 
     Attributes:
         models: for lists of models.
@@ -46,6 +47,7 @@ class ModelsFront(RecordsCalls):
         *,
         seconds: float = 10.0,
         keep_alive: float = 5.0,
+        close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.names = names
         self.pool = pool
@@ -56,6 +58,7 @@ class ModelsFront(RecordsCalls):
         self.models: ServedModels = PoolModels(pool)
         self.created = int(time.time())
         self._seconds = seconds
+        self._close = close
         self._closing: asyncio.Future[None] | None = None
 
     def open(self) -> None:
@@ -73,6 +76,8 @@ class ModelsFront(RecordsCalls):
         self.stop()
         assert self._closing is not None
         await self._closing
+        if self._close is not None:
+            await self._close()
 
     def ready(self) -> None:
         """Raises Unavailable if the server is stopping."""

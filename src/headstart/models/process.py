@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -16,6 +13,7 @@ from headstart.api.openai_responses.handover import Handover
 from headstart.errors import HeadstartError
 from headstart.models import channel
 from headstart.models.channel import ProcessSetup, ReadyReport
+from headstart.models.spawn import UNKNOWN, Spawner, StartedProcess
 from headstart.models.upstream import UpstreamConnection
 
 GRACE = 5.0
@@ -37,7 +35,7 @@ class ModelProcess:
         handed: what it has handed over when it was unloaded.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], front: socket.socket) -> None:
+    def __init__(self, process: StartedProcess, front: socket.socket) -> None:
         self.progress = 0.0
         self.cause = ""
         self._process = process
@@ -53,10 +51,9 @@ class ModelProcess:
         self._loop.add_reader(front.fileno(), self._read)
 
     @classmethod
-    async def start(cls) -> ModelProcess:
+    async def start(cls, spawner: Spawner) -> ModelProcess:
         """Starts a process. Raises OSError."""
-        process, front = await asyncio.to_thread(_start)
-        return cls(process, front)
+        return cls(*await spawner.start())
 
     @property
     def pid(self) -> int:
@@ -138,8 +135,7 @@ class ModelProcess:
             await self._ended.wait()
 
     def kill(self) -> None:
-        with suppress(OSError):
-            self._process.kill()
+        self._process.kill()
 
     # ── what it says ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -166,7 +162,7 @@ class ModelProcess:
             self.cause = str(said["failed"])
 
     async def _wait(self) -> None:
-        code = await asyncio.to_thread(self._process.wait)
+        code = await self._process.wait()
         if not self._stopping:
             self.cause = self.cause or _why(code)
         if not self._ready.done():
@@ -179,26 +175,6 @@ class ModelProcess:
         self._noticed()
 
 
-def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    near, far = socket.socketpair()
-    try:
-        # A session of its own: the terminal's signals are for the front, which ends its processes itself.
-        process = subprocess.Popen(
-            [sys.executable, "-m", "headstart.models.child", str(far.fileno())],
-            pass_fds=[far.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-    except BaseException:
-        near.close()
-        raise
-    finally:
-        far.close()
-    return process, near
-
-
 def _send(to: socket.socket, setup: ProcessSetup) -> None:
     to.setblocking(True)
     channel.send_setup(to, setup)
@@ -207,6 +183,8 @@ def _send(to: socket.socket, setup: ProcessSetup) -> None:
 
 def _why(code: int) -> str:
     """Why a process ended that was not asked to."""
+    if code == UNKNOWN:
+        return "its process ended"
     if code >= 0:
         return f"its process ended with code {code}"
     try:

@@ -19,6 +19,7 @@ from headstart.models.passed import PassedKey
 from headstart.models.plan import MemoryShares
 from headstart.models.pool import Backend, ModelPool
 from headstart.models.process import ModelProcess
+from headstart.models.spawn import spawner
 from headstart.units import count, show_size
 
 
@@ -94,10 +95,12 @@ def front_of(several: SeveralModels, network: Network, keys: Keys) -> ModelsFron
             shares.together,
         )
 
+    processes = spawner()
+
     async def start() -> Backend:
-        return await ModelProcess.start()
+        return await ModelProcess.start(processes)
 
     pool = ModelPool(
         names, shares, start=start, setup=setup, queue=several.settings.queue, idle_unload=several.idle_unload
     )
-    return ModelsFront(names, pool, policy, seconds=several.settings.drain)
+    return ModelsFront(names, pool, policy, seconds=several.settings.drain, close=processes.close)
