@@ -203,4 +203,5 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer | None = None) -> None:
     tokenizer = tokenizer or byte_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     options = {"bos_token": None, "eos_token": "<|im_end|>", "chat_template": CHATML}
+    options |= {"tokenizer_class": "PreTrainedTokenizerFast"}  # else transformers makes the tokenizer of the kind's authors
     (folder / "tokenizer_config.json").write_text(json.dumps(options))
