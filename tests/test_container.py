@@ -1,4 +1,4 @@
-"""The Containerfile: what it promises. No image is built here: that needs the images of a registry."""
+"""The Containerfile: what it promises, and (slow) an image that is built and run."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 import pytest
 
+import containers
 from headstart.config import SETTINGS
 from headstart.names import as_variable
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
-from live import serving
+from live import serving, wait_until
+from stores import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = {
@@ -126,3 +131,67 @@ def test_what_is_copied_exists_and_is_not_ignored() -> None:
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line.startswith("!")}
     assert set(taken) == kept
     assert [name for name in taken if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_what_a_wheel_is_made_of_is_copied(file: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
+    needed |= {path.partition("/")[0] for path in (*wheel["packages"], *wheel["shared-data"])}
+    taken = {word for value in values(stages(FILES[file])[1], "COPY") for word in value.split()[:-1]}
+    assert needed <= taken
+
+
+@pytest.fixture(scope="module")
+def engine() -> containers.ContainerEngine:
+    try:
+        return containers.find()
+    except containers.NoEngine as error:
+        pytest.skip(f"no container engine works here: {error}")
+
+
+@pytest.fixture(scope="module")
+def image(engine: containers.ContainerEngine) -> Iterator[str]:
+    tag = "localhost/headstart-tests"
+    engine.build(ROOT, tag, BUILD_IMAGE=engine.base, RUN_IMAGE=engine.base, EXTRAS="[demo]")
+    yield tag
+    engine("rmi", "--force", tag, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4000)
+def test_an_image_serves_from_its_volume_and_is_not_root(engine: containers.ContainerEngine, image: str) -> None:
+    """The second container has the volume of the first, and computes the same prompt from there."""
+    volume, port = f"headstart-tests-{os.getpid()}", free_port()
+    variables = {"HEADSTART_PORT": str(port), "HEADSTART_THREADS": "2", "HEADSTART_CTX": "2048", "HEADSTART_SLOTS": "1"}
+    asked = {"messages": [{"role": "user", "content": "Name the rivers of Europe. " * 40}], "max_tokens": 8, "temperature": 0}
+    (user,) = values(RUN, "USER")
+    texts, cached = [], []
+    engine("volume", "create", volume)
+    try:
+        for _ in range(2):
+            with engine.container(image, "--read-only", f"--volume={volume}:/var/lib/headstart", **variables) as name:
+                wait_until(lambda name=name: healthy(engine, name), 300)  # type: ignore[misc]
+                answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=asked, timeout=120).json()
+                texts.append(answer["choices"][0]["message"]["content"])
+                cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+                assert ":".join(engine("exec", name, "id", option).strip() for option in ("-u", "-g")) == user
+                assert engine.code("exec", name, "touch", "/opt/headstart/made") != 0
+                engine("stop", "--time", "60", name)
+                assert engine("inspect", "--format", "{{.State.ExitCode}}", name).strip() == "0"
+                assert engine.code("exec", name, "true") != 0
+        assert cached[0] == 0
+        assert cached[1] >= 64
+        assert texts[0]
+        assert texts[0] == texts[1]
+    finally:
+        engine("volume", "rm", "--force", volume, check=False)
+
+
+def healthy(engine: containers.ContainerEngine, name: str) -> bool:
+    """Whether the image's own check passes. docker runs it itself and tells; podman runs it when it is asked."""
+    assert engine("inspect", "--format", "{{.State.Status}}", name).strip() == "running", engine("logs", name)
+    if engine.program[0] == "podman":
+        return engine.code("healthcheck", "run", name) == 0
+    return engine("inspect", "--format", "{{.State.Health.Status}}", name).strip() == "healthy"
