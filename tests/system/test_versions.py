@@ -24,8 +24,10 @@ TESTS = (
     "tests/system/test_llama_conformance.py",
     "tests/system/test_models_with_state.py",
 )
-LEFT_OUT = {OLDEST: "not mamba2"}
-"""Tests that a version cannot pass: 0.3.26 expects weights of another shape in Mamba-2 models."""
+BETWEEN = "0.3.30"
+LEFT_OUT = {OLDEST: "not mamba2 and not replies_follow_their_grammar", BETWEEN: "not mamba2"}
+"""Tests that a version cannot pass. Both expect weights of another shape in Mamba-2 models. In the numbers of 0.3.26 a model of
+random weights writes white space until its reply is cut."""
 
 
 def installed(version: str) -> Path:
@@ -43,7 +45,7 @@ def installed(version: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(6000)
-@pytest.mark.parametrize("version", [OLDEST, "0.3.30", NEWEST])
+@pytest.mark.parametrize("version", [OLDEST, BETWEEN, NEWEST])
 def test_the_engine_with_another_version(version: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(installed(version)), *(entry for entry in sys.path if entry)])
     environment = {**os.environ, "PYTHONPATH": path, "HEADSTART_STATE_DIR": str(tmp_path / "state")}
