@@ -163,7 +163,7 @@ class Clients(SimulatedMachine):
         owner, pinned = owner_of(root_id(self.cold.fingerprint, self.salts[event.who])), self.checks.pinned
 
         def act() -> None:
-            asked = pinned.asked()
+            asked = pinned.asked() if event.what == "pin" else 0
             try:
                 if event.what == "term":
                     pinned.expires(owner)

@@ -49,6 +49,7 @@ class PinnedChains:
         self._chains: dict[BlockId, PinnedChain] = {}
         self._free: set[BlockId] = set()  # what was unpinned
         self._released = 0
+        self._unknown = 0  # pins of which nobody knows whether they hold: other chains may need what is unpinned
         self._expiring: set[bytes] = set()
 
     def __len__(self) -> int:
@@ -62,12 +63,14 @@ class PinnedChains:
         Returns a number for `answered`: of what is unpinned meanwhile, nothing is known.
         """
         self._free.clear()
+        self._unknown += 1
         return self._released
 
     def answered(self, asked: int, chain: CachedChain, runtime: Runtime, files: FileSystem) -> None:
         """The owner knows that a chain is pinned."""
         if asked != self._released or self._expires or chain.owner in self._expiring:
             return
+        self._unknown -= 1
         size, pins = runtime.engine.traits.block_size, runtime.cache.store.pins
         whole = {entry.id for entry in chain.entries if entry.length == size}
         whole |= {state.id for state in chain.checkpoints if state.id in pins and state.length == size}
@@ -89,7 +92,7 @@ class PinnedChains:
 
     def unpinned(self, asked: int, path: Collection[BlockId], files: FileSystem) -> None:
         """That was done. `asked`: the number of `unpins`."""
-        if asked == self._released:
+        if asked == self._released and not self._unknown:
             self._free |= {*path} - self._promised()
             self.rows(files)
 
