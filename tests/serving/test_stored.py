@@ -24,6 +24,7 @@ from headstart.serving.stored import CachedChain
 from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers import write_behind
 from headstart.tiers.disk import Disk, store
+from headstart.tiers.notices import ObjectFound
 from headstart.tiers.write_behind import WriteBehind
 from live import wait_until
 from remains import Clock, kept, mark, marked, stored
@@ -271,6 +272,17 @@ def test_pins_fill_half_of_the_disk_and_no_more(tmp_path: Path, monkeypatch: pyt
         assert "--disk-budget" in refusal.with_flags
         assert not runtime.stored.get(chain.id, None).pinned
         assert runtime.stored.all()[1].pinned
+
+
+def test_a_derived_object_in_place_of_a_canonical_one_is_known_as_derived(tmp_path: Path) -> None:
+    """Another process evicted an object and stored a derived one before this one looked: there was no ghost any more."""
+    with started(tmp_path) as runtime:
+        chain = say(runtime, LONG)
+        first = chain.entries[0]
+        assert first.copies["disk"]
+        runtime.cache.disk._notices.append(ObjectFound(runtime.cache.store.label(first, False)))  # type: ignore[union-attr]
+        found = runtime.stored.get(chain.id, chain.owner).entries[0]
+        assert found.copies == {"memory": True, "disk": False}
 
 
 def test_pins_of_the_command_line_reach_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

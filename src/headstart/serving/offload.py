@@ -257,6 +257,9 @@ class Offload:
         if not self._usable(label):
             return
         if label.start % self._index.block_size == 0 and len(label.tokens) == self._index.block_size:
+            known = self._index.get(label.key)
+            if known is not None and known.copies.get(self._disk.name, False) > label.canonical:
+                self.gone(label.key)  # another process has evicted it and stored a derived one: its ghost is gone too
             tokens, state = as_tokens(label.tokens), label.kind == "state"
             entry = Entry(label.key, label.parent, tokens, label.start, state=state, owner=label.owner, written=label.written)
             self._index.add(entry, self._disk.name, canonical=label.canonical)
