@@ -212,11 +212,16 @@ class Watch(NoListener):
     def __init__(self, checks: Checks, engine: SimulatedEngine) -> None:
         self._checks = checks
         self._engine = engine
+        engine.leaves = self._leaves
         self.runtime: Runtime | None = None
         self.violation: Violation | None = None
         self.terms: dict[bytes, tuple[float, float]] = {}
         self._changed = True
         self._held: tuple[int, ...] = ()
+
+    def _leaves(self, number: int) -> None:
+        if self.runtime is not None:
+            self._checks.lifetimes.computed(self._engine, self.runtime.scheduler.slots[number])
 
     def added(self, entry: Entry, tier: str) -> None:
         self._changed = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -59,6 +59,7 @@ class SimulatedEngine(UntimedEngine):
 
     Attributes:
         made: by slot, when each position was computed there, in seconds since 1970; less than 0 for what was imported.
+        leaves: called with a slot whose content is exported, and may be gone after the step.
         spoiled: requests whose slot a failed prefill or decode has spoiled. So many may fail.
     """
 
@@ -66,6 +67,7 @@ class SimulatedEngine(UntimedEngine):
         super().__init__(**options)
         self._faults = faults
         self.made = np.full((self.shape.slots, self.shape.ctx), -1.0)
+        self.leaves: Callable[[int], None] = lambda slot: None
         self.spoiled = 0
 
     def prefill(self, slot: int, tokens: npt.NDArray[np.int32], *, logits: bool) -> None:
@@ -84,6 +86,7 @@ class SimulatedEngine(UntimedEngine):
     def export_kv(self, slot: int, spans: Sequence[Span]) -> None:
         world().pause(COPY)
         super().export_kv(slot, spans)
+        self.leaves(slot)
 
     def import_kv(self, slot: int, segments: Sequence[KVSegment]) -> None:
         world().pause(COPY)
