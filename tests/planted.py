@@ -18,13 +18,13 @@ SOURCE = Path(headstart.__file__).parent
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault. `old` stands once in the module. `missed`: why histories hardly ever find it, and what does."""
+    """A fault. `old` stands once in the module. `rare`: why histories hardly ever find it, and what does."""
 
     name: str
     module: str
     old: str
     new: str
-    missed: str = ""
+    rare: str = ""
 
     def plant(self, source: Path) -> None:
         path = source / self.module
@@ -290,7 +290,7 @@ PLANTED = (
         "tiers/disk/schema.py",
         '    database.execute("VACUUM")\n',
         "",
-        missed="SQLite overwrites what it deletes; a copy stays only where it has moved rows of a larger catalogue to another page",
+        rare="SQLite overwrites what it deletes; a copy stays only where it has moved rows of a larger catalogue to another page",
     ),
     Planted("a deleted turn is settled", "serving/expiry.py", "        self._settle.forget(given_up)\n", ""),
     Planted(
@@ -298,7 +298,7 @@ PLANTED = (
         "tiers/disk/store.py",
         "        if catalog.ages.wiped()[1]:\n            return\n",
         "        return\n",
-        missed="rare: a catalogue that is lost before a server hears of a deletion (found by seeds 500182 and 500198 of 2026-11-25; "
+        rare="rare: a catalogue that is lost before a server hears of a deletion (found by seeds 500182 and 500198 of 2026-11-25; "
         "tests/tiers/disk/test_store.py)",
     ),
     Planted("pinned objects are evicted", "tiers/disk/ranks.py", "children = 0 AND pinned = 0{whose}", "children = 0{whose}"),
