@@ -16,8 +16,8 @@ def test_each_measurement_has_figures(name: str, monkeypatch: pytest.MonkeyPatch
     rows = list(growth.MEASUREMENTS[name](200))
     assert rows
     assert len({row.operation for row in rows}) == len(rows)
-    # Beside so few entries the collector may have nothing to do.
-    assert all(row.median > 0 or (row.unit == "µs" and name == "entries") for row in rows)
+    # Beside so few entries the collector may have nothing to do, and nothing may be held for long.
+    assert all(row.median > 0 or (row.unit == "µs" and name in ("entries", "holds")) for row in rows)
 
 
 def test_the_plot_has_a_panel_an_operation() -> None:

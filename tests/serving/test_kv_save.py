@@ -23,7 +23,7 @@ def test_a_computed_prompt_is_stored_at_once(tmp_path: Path, key_file: Path, mon
     monkeypatch.setattr(kv_save, "SECURE_SOON", math.inf)
     (tmp_path / "store").mkdir()
     settings = Settings(reuse="exact", memory_budget=1 << 20, shared=f"file://{tmp_path}/store", shared_key_file=key_file)
-    engine = {"slots": 2, "ctx": 8192, "block_size": BLOCK_SIZE, "batch": BLOCK_SIZE, "delay": 0.005}
+    engine = {"slots": 2, "ctx": 8192, "block_size": BLOCK_SIZE, "batch": BLOCK_SIZE, "delay": 0.03}
     with Runtime(lambda: FakeEngine(**engine), settings) as rt:
         long = submit(rt, [user("a" * 8000)], max_tokens=1)
         short = submit(rt, [user("b" * 100)], max_tokens=4000, ignore_eos=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from headstart.interfaces.engine import EngineProof
+if TYPE_CHECKING:  # `--help` needs the options, and must not wait for numpy
+    from headstart.interfaces.engine import EngineProof
 
 KvType = Literal["f16", "bf16", "q8_0"]
 

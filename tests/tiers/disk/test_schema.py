@@ -229,7 +229,7 @@ def test_rm_all_leaves_nothing(tmp_path: Path, payloads: dict[str, bytes], cache
     cache("unpin", left["id"])
     cache("rm", "--all")
     assert json.loads(cache("stats", "--json"))["blocks"] == 0
-    assert files(tmp_path) <= {"index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "lock"}
+    assert files(tmp_path) <= {"index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "lock", "deleted"}
     data = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
     assert not [key for key in keys if key in data or key.hex().encode() in data]
     assert not [text for text in tokens if text in data]

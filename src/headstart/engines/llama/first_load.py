@@ -174,9 +174,9 @@ def _written(options: EngineOptions) -> dict[str, Any]:
 
 
 def read(written: dict[str, Any]) -> EngineOptions:
-    """The options of a trial's request."""
+    """The options of a trial's request. Without earlier proofs: it is the trial that proves."""
     paths = {name: Path(written[name]) for name in ("lora", "llama_lib", "state_dir") if written[name] is not None}
-    return EngineOptions(**{**written, **paths, "together": tuple(written["together"])})
+    return EngineOptions(**{**written, **paths, "together": tuple(written["together"]), "proofs": ()})
 
 
 def _signal(number: int) -> str:
