@@ -70,7 +70,8 @@ def test_the_oldest_are_dropped() -> None:
     assert sum(ages) / len(ages) == pytest.approx(most, rel=0.05)
 
 
-def test_all_are_dropped_in_pieces() -> None:
+def test_all_are_dropped_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ghosts_module, "ROWS", 16)
     found = Ghosts()
     for number in range(300):
         found.put(key(number), history(number), MANY)

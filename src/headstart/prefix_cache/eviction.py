@@ -28,8 +28,6 @@ from headstart.prefix_cache.reuse_sample import ReuseSample
 
 GHOSTS, GHOSTS_PER_ENTRY = 1 << 15, 0.5
 """Most ghosts: this many, or this many for each entry in the tier, whichever is more."""
-BUCKETS_AT_ONCE = 8
-"""Buckets of ghosts that are dropped in one piece, when all of them are."""
 STALE = 1.0
 """Least seconds from one round to the next."""
 HAND = 64
@@ -208,11 +206,10 @@ class Retention:
 
     def forget_all_ghosts(self) -> Iterator[None]:
         """Drops all ghosts, in pieces."""
-        for number, dropped in enumerate(self._ghosts.clearing(), 1):
+        for dropped in self._ghosts.clearing():
             for key, stats in dropped:
                 self._lose(key, stats)
-            if number % BUCKETS_AT_ONCE == 0:
-                yield
+            yield
 
     def victim(self, owners: Collection[bytes] = ()) -> Entry | None:
         """The entry to evict next; None if none may go. Does not remove it: call `forget`.
