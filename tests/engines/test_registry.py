@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import tiny_hf
 from headstart.engines import registry
 from headstart.engines.options import EngineOptions
 from headstart.engines.registry import EngineRow
@@ -29,6 +31,17 @@ def test_the_engine_that_takes_a_model_loads_its_tokenizer(monkeypatch: pytest.M
     tokenizer = registry.load_tokenizer(EngineOptions("fake"))
     assert tokenizer.tokenize("Hi") == [*b"Hi"]
     tokenizer.close()
+    tokenizer.close()
+
+
+def test_the_tokenizer_of_a_folder_needs_no_mlx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front of a fleet computes nothing."""
+    for module in ("mlx", "mlx_lm", "headstart.engines.mlx"):
+        monkeypatch.setitem(sys.modules, module, None)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    tiny_hf.write_tokenizer(tmp_path)
+    tokenizer = registry.load_tokenizer(EngineOptions(str(tmp_path)))
+    assert [tokenizer.token_bytes(token) for token in tokenizer.tokenize("Hi")] == [b"H", b"i"]
     tokenizer.close()
 
 

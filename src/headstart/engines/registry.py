@@ -1,13 +1,16 @@
 """Registry: which engine loads a model. An engine is a class with a `load(options, *, progress, anew)`.
 
-It may also have a class method `load_tokenizer(options)`, for programs that make prompts and compute nothing.
+It may also have a class method `load_tokenizer(options)`, for programs that make prompts and compute nothing. A row of the table
+may have a function in place of that method, so that no native code of the engine is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from headstart.engines import model_file, model_folder
@@ -31,6 +34,7 @@ class EngineRow:
         extra: the extra of headstart's package that brings what it needs; "" if headstart itself does.
         options: the fields of `EngineOptions` that only some engines have, and this one has.
         instead: what to do in place of an option that this engine lacks.
+        tokenizer: loads a model's tokenizer and chat template; None if the class does, or nobody.
     """
 
     name: str
@@ -42,6 +46,13 @@ class EngineRow:
     extra: str = ""
     options: frozenset[str] = frozenset()
     instead: Mapping[str, str] = field(default_factory=dict)
+    tokenizer: Callable[[EngineOptions], LoadedTokenizer] | None = None
+
+
+def _hf_tokenizer(options: EngineOptions) -> LoadedTokenizer:
+    from headstart.engines.hf_tokenizer import HFTokenizer
+
+    return HFTokenizer(Path(options.model).expanduser())
 
 
 ENGINES = (
@@ -59,6 +70,7 @@ ENGINES = (
             "gpu_layers": "MLX computes the whole model on one device.",
             "threads": "MLX chooses its threads itself.",
         },
+        tokenizer=_hf_tokenizer,
     ),
     EngineRow(
         "llama",
@@ -115,12 +127,13 @@ def load_tokenizer(options: EngineOptions) -> LoadedTokenizer:
         ModelError: the file is missing, broken or unsupported.
     """
     row = _row(options)
-    load = getattr(_loader(row), "load_tokenizer", None)
+    load = row.tokenizer or getattr(_loader(row), "load_tokenizer", None)
     if load is None:
         raise ConfigError(
             f"The engine '{row.name}' cannot load a tokenizer without its model; choose a model of another engine."
         )
-    tokenizer: LoadedTokenizer = load(options)
+    with _installed(row):
+        tokenizer: LoadedTokenizer = load(options)
     return tokenizer
 
 
@@ -148,9 +161,15 @@ def _row(options: EngineOptions) -> EngineRow:
 
 
 def _loader(row: EngineRow) -> Any:
+    with _installed(row):
+        return getattr(import_module(row.module), row.loader)
+
+
+@contextmanager
+def _installed(row: EngineRow) -> Iterator[None]:
     """Raises ConfigError if what the engine needs is not installed."""
     try:
-        return getattr(import_module(row.module), row.loader)
+        yield
     except ImportError as error:
         if not row.extra:
             raise

@@ -227,11 +227,6 @@ class MlxEngine(Engine):
         report(1.0)
         return engine
 
-    @classmethod
-    def load_tokenizer(cls, options: EngineOptions) -> HFTokenizer:
-        """Loads a model's tokenizer and chat template alone. Raises ModelError."""
-        return HFTokenizer(Path(options.model).expanduser())
-
     # ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def prefill(self, slot: int, tokens: npt.NDArray[np.int32], *, logits: bool) -> None:
