@@ -1,7 +1,7 @@
 """Registry: which engine loads a model. An engine is a class with a `load(options, *, progress, anew)`.
 
-It may also have a class method `load_tokenizer(options)`, for programs that make prompts and compute nothing. A row of the table
-may have a function in place of that method, so that no native code of the engine is imported.
+It may also have a class method `load_tokenizer(options)`, for programs that make prompts and compute nothing. A row of the
+table may have a function in place of that method, so that no native code of the engine is imported.
 """
 
 from __future__ import annotations
