@@ -43,3 +43,10 @@ def test_a_digest_is_remembered_for_as_long_as_the_file_looks_the_same(tmp_path:
         assert read
     assert once_more()
     assert not read
+
+
+def test_an_empty_file_has_a_digest(tmp_path: Path) -> None:
+    """Fault: a folder with the user's llama.cpp had an empty file, and no model could be loaded."""
+    file = tmp_path / "llama-lookahead"
+    file.touch()
+    assert digest.digest(file) == blake3(b"").digest()

@@ -60,6 +60,8 @@ def _look(path: Path) -> list[int]:
 
 def _read(path: Path, progress: Callable[[int], None] | None) -> bytes:
     hasher = blake3(max_threads=blake3.AUTO)
+    if not path.stat().st_size:  # cannot be mapped
+        return hasher.digest()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
         for start in range(0, len(view), _CHUNK):
             with view[start : start + _CHUNK] as chunk:
