@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.cli.completion import joined, models, take_line, words
+from headstart.cli.completion import joined, models, take_line, whole_words, words
 from process import environment, run
 
 CASES = (
@@ -127,6 +127,24 @@ def test_of_a_broken_word_the_end_is_completed(parts: str, wanted: str) -> None:
     assert int(environ["COMP_CWORD"]) == len(words) - 1
 
 
+@pytest.mark.parametrize(
+    ("shell", "line", "printed"),
+    [
+        ("zsh", "headstart serve --reuse=e", "compset -P --reuse=;\nexact\n"),
+        ("fish", "headstart serve --reuse=e", "--reuse=exact\n"),
+        ("fish", "headstart serve --reuse e", "exact\n"),
+        ("fish", "headstart serve mine=e", "exact\n"),
+        ("bash", "headstart serve --reuse=e", "exact\n"),
+    ],
+)
+def test_an_answer_fits_a_word_of_an_option_and_its_value(
+    shell: str, line: str, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with whole_words({"_HEADSTART_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": line}):
+        print("exact")
+    assert capsys.readouterr().out == printed
+
+
 def test_words_are_sorted() -> None:
     assert words(["b1", "a", "b0"])("b") == ["b0", "b1"]
 
@@ -152,7 +170,7 @@ def test_bash_completes_after_installation(home: Path) -> None:
 @pytest.mark.slow
 def test_fish_completes_after_installation(home: Path) -> None:
     assert "fish completion installed" in shell("fish", "headstart --install-completion; true", home)
-    for line, wanted in CASES:
+    for line, wanted in (*CASES, ("serve --reuse=e", {"--reuse=exact"})):
         found = shell("fish", 'complete -C "$argv[1]"', home, f"headstart {line}")
         assert {offer.partition("\t")[0] for offer in found.splitlines()} >= wanted, line
 
@@ -162,20 +180,14 @@ TYPED = (
     ("headstart doc", "headstart doctor"),
     ("headstart serve owner/Tiny-GGUF:Q8", "serve owner/Tiny-GGUF:Q8_0 "),
     ("headstart serve mine=owner/Tiny-GGUF:Q8", "serve mine=owner/Tiny-GGUF:Q8_0 "),
+    ("headstart serve --reuse=e", "--reuse=exact"),
 )
 """What is typed before Tab, and what the line then ends with."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "options", "cases"),
-    [
-        ("bash", ["--noprofile", "-i"], (*TYPED, ("headstart serve --reuse=e", "--reuse=exact"))),
-        ("zsh", ["-i"], TYPED),
-    ],
-    ids=["bash", "zsh"],
-)
-def test_tab_completes_what_is_typed(name: str, options: list[str], cases: tuple[tuple[str, str], ...], home: Path) -> None:
+@pytest.mark.parametrize(("name", "options"), [("bash", ["--noprofile", "-i"]), ("zsh", ["-i"])], ids=["bash", "zsh"])
+def test_tab_completes_what_is_typed(name: str, options: list[str], home: Path) -> None:
     """In a terminal: the shell breaks the line into words itself."""
     assert f"{name} completion installed" in shell(name, "headstart --install-completion; true", home)
     folder = home / ".lmstudio/models/owner/Tiny-GGUF"
@@ -189,9 +201,9 @@ def test_tab_completes_what_is_typed(name: str, options: list[str], cases: tuple
     try:
         os.write(terminal, b"PS1='rea''dy>'\n")
         until(terminal, "ready>")
-        for typed, wanted in cases:
+        for typed, wanted in TYPED:
             os.write(terminal, f"{typed}\t".encode())
-            if name == "zsh" and (typed, wanted) == cases[0]:
+            if name == "zsh" and (typed, wanted) == TYPED[0]:
                 os.write(terminal, b"\t")  # the first Tab of a new zsh only loads the function
             until(terminal, wanted)
             os.write(terminal, b"\x15")  # clears the line

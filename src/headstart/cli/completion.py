@@ -3,13 +3,17 @@
 An empty answer leaves the word to the shell, which then completes the names of files.
 
 Bash breaks words at `:` and `=` before it asks: `owner/name:Q8` comes as three words, and an answer replaces the last one only.
-So `take_line` joins such words again, and answers begin where bash replaces.
+So `take_line` joins such words again, and answers begin where bash replaces. zsh and fish leave words whole: `whole_words` makes
+the answers for a value fit a word like `--reuse=e`.
 """
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Callable, Iterable, MutableMapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from headstart.config import Settings
@@ -24,6 +28,10 @@ _WORDS, _CURRENT = "COMP_WORDS", "COMP_CWORD"
 _KEPT = "_HEADSTART_KEPT"
 """The beginning of the word to complete that bash keeps. Set by `take_line`."""
 _BREAKS = ":="
+_TYPED = "_TYPER_COMPLETE_ARGS"
+"""The line up to the cursor, from zsh and fish."""
+_OPTION = re.compile(r"\s(--[a-z][a-z-]*=)\S*$")
+"""A last word that has an option and its value."""
 
 
 def completing() -> bool:
@@ -48,6 +56,30 @@ def take_line(environ: MutableMapping[str, str]) -> None:
         line.append(option)
     line.append(end)
     environ.update({_WORDS: "\n".join(line), _CURRENT: str(len(line) - 1), _KEPT: word.removesuffix(end)})
+
+
+@contextmanager
+def whole_words(environ: Mapping[str, str]) -> Iterator[None]:
+    """Makes the answers that are printed inside fit a last word like `--reuse=e`, where zsh or fish asks.
+
+    typer answers with values (`exact`). zsh is told to keep the option and to complete what follows it. fish replaces the whole
+    word.
+    """
+    shell, option = environ.get(VARIABLE), _OPTION.search(environ.get(_TYPED, ""))
+    if option is None or shell not in ("complete_zsh", "complete_fish"):
+        yield
+        return
+    if shell == "complete_zsh":
+        print(f"compset -P {option[1]};")  # the shell joins lines
+        yield
+        return
+    answers = io.StringIO()
+    try:
+        with redirect_stdout(answers):
+            yield
+    finally:
+        for answer in answers.getvalue().splitlines():
+            print(option[1] + answer)
 
 
 def joined(parts: Iterable[str]) -> list[str]:

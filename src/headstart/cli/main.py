@@ -24,7 +24,7 @@ from headstart.cli import ps as cli_ps
 from headstart.cli import pull as cli_pull
 from headstart.cli import replay as cli_replay
 from headstart.cli import stats as cli_stats
-from headstart.cli.completion import completing, take_line, words
+from headstart.cli.completion import completing, take_line, whole_words, words
 from headstart.cli.network import AccessOptions, ListenOptions, OperationOptions, network_of
 from headstart.cli.options import SERVED, ModelOption, takes, takes_settings
 from headstart.cli.several import SeveralOptions, several_models
@@ -262,7 +262,8 @@ def main(arguments: list[str] | None = None) -> None:
         if given[:1] != ["serve"] and not completing():  # `serve` writes them to its log
             for notice in _notices():
                 _complain(notice, 0)
-        code = app(cli_foreign.translate(given), prog_name="headstart", standalone_mode=False)
+        with whole_words(os.environ):
+            code = app(cli_foreign.translate(given), prog_name="headstart", standalone_mode=False)
     except TyperException as error:
         code = _complain(error.format_message(), error.exit_code)
     except HeadstartError as error:
