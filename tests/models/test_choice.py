@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
+from headstart.api.framing import SSE
 from headstart.errors import InvalidRequest, NotFound
 from headstart.models.choice import choose
 from headstart.models.naming import ModelNames, NamedModel
@@ -41,10 +41,9 @@ def test_a_wrong_model_is_refused() -> None:
         choose(NAMES, "POST", CHAT, {}, {"model": 3}, None)
 
 
-def test_only_replies_that_stream_get_comments() -> None:
-    assert choose(NAMES, "POST", CHAT, {}, {"stream": True}, None).streams
-    assert not choose(NAMES, "POST", CHAT, {}, {"stream": False}, None).streams
-    assert not choose(NAMES, "POST", "/tokenize", {}, {"stream": True}, None).streams
+def test_what_a_body_says_about_its_model_is_known() -> None:
+    assert choose(NAMES, "POST", CHAT, {}, {"stream": True}, None).routing.framing is SSE
+    assert choose(NAMES, "POST", "/api/chat", {}, {"keep_alive": 3}, None).routing.keep == 3
 
 
 @pytest.mark.parametrize(
@@ -54,22 +53,3 @@ def test_only_replies_that_stream_get_comments() -> None:
 def test_monitoring_looks_only(method: str, path: str, looks: bool) -> None:
     assert choose(NAMES, method, path, {}, {}, None).looks is looks
     assert not choose(NAMES, "POST", "/headstart/explain", {}, {"a": {}, "b": {}}, None).looks
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "keep", "unloads"),
-    [
-        ("/api/chat", {}, None, False),
-        ("/api/chat", {"keep_alive": 0}, 0.0, True),
-        ("/api/chat", {"keep_alive": 0, "messages": [{"role": "user", "content": "a"}]}, 0.0, False),
-        ("/api/generate", {"keep_alive": "0s", "prompt": ""}, 0.0, True),
-        ("/api/generate", {"keep_alive": "1h30m"}, 5400.0, False),
-        ("/api/generate", {"keep_alive": -1, "prompt": "a"}, math.inf, False),
-        ("/api/generate", {"keep_alive": "-1s"}, math.inf, False),
-        ("/api/generate", {"keep_alive": "soon"}, None, False),
-        (CHAT, {"keep_alive": 0}, None, False),
-    ],
-)
-def test_ollamas_bodies_say_for_how_long_a_model_is_kept(path: str, body: Any, keep: float | None, unloads: bool) -> None:
-    chosen = choose(NAMES, "POST", path, {}, body, None)
-    assert (chosen.keep, chosen.unloads) == (keep, unloads)

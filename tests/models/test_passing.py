@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import json
 
+from headstart.api.framing import NDJSON, SSE
 from headstart.errors import Unavailable
-from headstart.models.passing import PassedError, answered_headers, passed_headers, stream_error, target
+from headstart.models.passing import PassedError, answered_headers, passed_headers, stream_error, stream_headers, target
 from headstart.models.upstream import AnswerHead
 
 
@@ -37,13 +38,17 @@ def test_a_path_is_escaped_again() -> None:
 
 def test_streams_end_with_the_error_of_their_dialect() -> None:
     error = Unavailable("later")
-    assert stream_error("/v1/messages", error, "req_1").startswith(b'event: error\ndata: {"type":"error"')
-    assert stream_error("/v1/chat/completions", error, "req_1").endswith(b"data: [DONE]\n\n")
-    assert json.loads(stream_error("/v1/responses", error, "req_1").split(b"data: ")[1])["message"] == "later"
+    assert stream_error("/v1/messages", SSE, error, "req_1").startswith(b'event: error\ndata: {"type":"error"')
+    assert stream_error("/v1/chat/completions", SSE, error, "req_1").endswith(b"data: [DONE]\n\n")
+    assert json.loads(stream_error("/v1/responses", SSE, error, "req_1").split(b"data: ")[1])["message"] == "later"
+    assert stream_error("/api/chat", NDJSON, error, "req_1") == b'{"error":"later"}\n'
+    assert stream_headers(NDJSON)[0] == (b"content-type", b"application/x-ndjson")
+    assert stream_headers(SSE)[0] == (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 def test_an_error_of_the_process_keeps_its_words() -> None:
     fields = {"message": "too long", "type": "invalid_request_error", "param": "messages", "code": "context_length_exceeded"}
     error = PassedError.of(400, json.dumps({"error": fields}).encode())
     assert (error.status, error.message, error.param, error.code) == (400, "too long", "messages", "context_length_exceeded")
+    assert PassedError.of(404, b'{"error":"no such model"}').message == "no such model"  # Ollama's form
     assert PassedError.of(502, b"<html>").status == 502

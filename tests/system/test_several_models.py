@@ -167,6 +167,8 @@ def test_a_stream_that_waits_gets_comments_and_other_models_go_on(several: tuple
     held = {name: psutil.Process(pid) for name, pid in ready.items() if pid is not None}
     (absent,) = ready.keys() - held.keys()
     seen: list[str] = []
+    texts: list[str] = []
+    lines: list[bytes] = []
 
     def stream() -> None:
         body = {"model": absent, "stream": True, "messages": message, "max_tokens": 4}
@@ -175,10 +177,22 @@ def test_a_stream_that_waits_gets_comments_and_other_models_go_on(several: tuple
             for line in response.iter_lines():
                 seen.append(line)
 
+    def stream_of_ollama() -> None:
+        with ollama.Client(str(http.base_url)) as client:
+            parts = [*client.chat(absent, message, stream=True, options={"num_predict": 4, "temperature": 0})]
+            texts.append("".join(part.message.content or "" for part in parts))
+
+    def blanks() -> None:
+        body = {"model": absent, "messages": message, "options": {"num_predict": 4, "temperature": 0}}
+        with httpx.stream("POST", f"{http.base_url}/api/chat", json=body, timeout=90) as response:
+            assert response.headers["content-type"] == "application/x-ndjson"
+            lines.append(b"".join(response.iter_raw()))
+
     for process in held.values():
         process.suspend()
-    thread = threading.Thread(target=stream, daemon=True)
-    thread.start()
+    threads = [threading.Thread(target=stream_in, daemon=True) for stream_in in (stream, stream_of_ollama, blanks)]
+    for thread in threads:
+        thread.start()
     try:
         wait_until(lambda: any(state(http, name)["state"] == "unloading" for name in held))
         leaving = next(name for name in held if state(http, name)["state"] == "unloading")
@@ -190,9 +204,13 @@ def test_a_stream_that_waits_gets_comments_and_other_models_go_on(several: tuple
     finally:
         for process in held.values():
             process.resume()
-    thread.join(60)
+    for thread in threads:
+        thread.join(60)
     assert f": unloading {leaving}, then loading {absent}" in seen
     assert seen[-2:] == ["data: [DONE]", ""]
+    (line,), (text,) = lines, texts
+    assert line.startswith(b" ")
+    assert "".join(json.loads(one)["message"]["content"] for one in line.splitlines()) == text
 
 
 def test_a_process_that_is_killed_takes_only_its_requests_along(several: tuple[Server, httpx.Client]) -> None:

@@ -1,4 +1,4 @@
-"""Dialects: finds the dialect of a body, and reads its conversation or its prompt."""
+"""Dialects: finds the dialect of a body, and reads its conversation, its prompt, or what routes it to a model."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 from headstart.api.anthropic import prompt as anthropic
 from headstart.api.anthropic.schema import CountTokensRequest
 from headstart.api.body import load, validate
+from headstart.api.framing import SSE
 from headstart.api.generation import TemplateRequest
 from headstart.api.llama_server import prompt as llama
 from headstart.api.ollama import prompt as ollama
+from headstart.api.ollama.routing import chat_routing, generate_routing
 from headstart.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
 from headstart.api.openai_chat import prompt as openai
 from headstart.api.openai_responses import prompt as responses
 from headstart.api.openai_responses.schema import ResponsesInput
 from headstart.api.openai_responses.store import Responses
+from headstart.api.routing import BodyRouting
 from headstart.chat.messages import conversation_of as openai_conversation
 from headstart.chat.prompt_model import PromptModel
 from headstart.chat.tenancy import Salting
@@ -44,6 +47,11 @@ READERS: Mapping[str, Reader] = MappingProxyType(
 )
 """How the body of each route becomes a prompt, for all routes that answer one with a reply."""
 
+ROUTINGS: Mapping[str, Callable[[Mapping[str, Any]], BodyRouting]] = MappingProxyType(
+    {"/api/chat": chat_routing, "/api/generate": generate_routing}
+)
+"""What routes the body of a route, where that is more than a `stream` which asks for server-sent events."""
+
 
 def prompt_of(path: str, data: bytes, model: PromptModel, salting: Salting) -> Prompt | None:
     """The prompt that a route makes of a body; the first one if it makes several. None if the route makes none.
@@ -61,6 +69,19 @@ def prompt_of(path: str, data: bytes, model: PromptModel, salting: Salting) -> P
         return reader(model, load(data), salting) if reader is not None else None
     value = load(data)
     return READERS[_route_of(value)](model, value, salting)
+
+
+def routing_of(path: str, body: Mapping[str, Any]) -> BodyRouting:
+    """What must be known of a body before a model has read it.
+
+    Args:
+        path: the canonical path of the route.
+        body: it may be wrong in any way; the model's own process says so.
+    """
+    routing = ROUTINGS.get(path)
+    if routing is not None:
+        return routing(body)
+    return BodyRouting(SSE if path in READERS and body.get("stream") is True else None)
 
 
 def conversation_of(body: Mapping[str, Any], salting: Salting, stored: Responses) -> Conversation:

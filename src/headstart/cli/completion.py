@@ -3,8 +3,8 @@
 An empty answer leaves the word to the shell, which then completes the names of files.
 
 Bash breaks words at `:` and `=` before it asks: `owner/name:Q8` comes as three words, and an answer replaces the last one only.
-So `take_line` joins such words again, and answers begin where bash replaces. zsh and fish leave words whole: `whole_words` makes
-the answers for a value fit a word like `--reuse=e`.
+So `take_line` joins such words again, and answers begin where bash replaces. zsh and fish leave words whole:
+`whole_words` makes the answers for a value fit a word like `--reuse=e`.
 """
 
 from __future__ import annotations

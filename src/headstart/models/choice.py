@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.api.dialects import READERS
-from headstart.api.ollama.schema import keep_seconds
+from headstart.api.dialects import routing_of
+from headstart.api.routing import BodyRouting
 from headstart.errors import InvalidRequest
 from headstart.models.naming import ModelNames, NamedModel
 
@@ -16,8 +16,6 @@ BELOW = "/upstream/"
 """Paths that begin with this and the name of a model mean the rest of the path at that model."""
 LOOKS = ("/slots", "/headstart/stats", "/headstart/events", "/headstart/explain")
 """Routes (and all below them) that look at a loaded model. Monitoring must not load one."""
-_OLLAMA = {"/api/chat": "messages", "/api/generate": "prompt"}
-"""Ollama's routes that use a model, and the field without which there is nothing to answer."""
 _RESPONSE = re.compile(r"/v1/responses/(?P<id>[^/]+)")
 
 
@@ -27,18 +25,12 @@ class ModelChoice:
 
     Attributes:
         looks: whether it only looks at a model that is loaded.
-        streams: whether its answer is a stream of server-sent events, so that comments may come before it. Ollama's streams
-            are lines of JSON, which have no comments.
-        keep: for how many seconds without a request the model is to be kept afterwards, by Ollama's `keep_alive`; None if the
-            request does not say so.
-        unloads: whether it asks for nothing but to unload the model.
+        routing: what else its body says.
     """
 
     model: NamedModel
     looks: bool
-    streams: bool
-    keep: float | None = None
-    unloads: bool = False
+    routing: BodyRouting
 
 
 def choose(
@@ -59,11 +51,7 @@ def choose(
         InvalidRequest: the body's `model` is no text.
     """
     looks = method in ("GET", "HEAD", "POST") and any(path == route or path.startswith(f"{route}/") for route in LOOKS)
-    streams = path in READERS and not path.startswith("/api/") and body.get("stream") is True
-    text = _OLLAMA.get(path)
-    keep = None if text is None else keep_seconds(body.get("keep_alive"))
-    unloads = keep == 0 and text is not None and not body.get(text)
-    return ModelChoice(below or _named(names, path, query, body), looks and not body, streams, keep, unloads)
+    return ModelChoice(below or _named(names, path, query, body), looks and not body, routing_of(path, body))
 
 
 def _named(names: ModelNames, path: str, query: Mapping[str, str], body: Mapping[str, Any]) -> NamedModel:

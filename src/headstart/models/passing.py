@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
-from headstart.api.errors import ANTHROPIC, OPENAI, message_of
-from headstart.api.framing import frame
+from headstart.api.errors import ANTHROPIC, OLLAMA, OPENAI, message_of
+from headstart.api.framing import NDJSON, Framing, frame
 from headstart.api.openai_chat.encode import DONE
 from headstart.errors import RequestError
 from headstart.models.upstream import AnswerHead, HeaderPair
@@ -55,16 +55,16 @@ def target(path: str, query: bytes) -> bytes:
     return escaped + (b"?" + query if query else b"")
 
 
-STREAM_HEADERS: list[HeaderPair] = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
-"""Headers of a stream that begins before the model is ready."""
+def stream_headers(framing: Framing) -> list[HeaderPair]:
+    """Headers of a stream that begins before the model is ready."""
+    kind = framing.media_type + ("; charset=utf-8" if framing.media_type.startswith("text/") else "")
+    return [(b"content-type", kind.encode()), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
-def stream_error(path: str, error: Exception, request_id: str) -> bytes:
+def stream_error(path: str, framing: Framing, error: Exception, request_id: str) -> bytes:
     """The end of a stream that has begun, in the dialect of its path."""
+    if framing is NDJSON:
+        return framing.frame(OLLAMA.body(error, request_id))
     if path == "/v1/messages":
         return frame(ANTHROPIC.body(error, request_id), "error")
     if path == "/v1/responses":
@@ -91,4 +91,6 @@ class PassedError(RequestError):
             fields = json.loads(body)["error"]
         except (ValueError, KeyError, TypeError):
             fields = {}
+        if isinstance(fields, str):  # Ollama's
+            fields = {"message": fields}
         return cls(status, fields if isinstance(fields, dict) else {})

@@ -23,14 +23,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headstart.api.body import load
 from headstart.api.caller import caller_of
 from headstart.api.errors import CLIENT_CLOSED, Forbidden, answer
-from headstart.api.framing import comment
-from headstart.api.ollama.encode import nothing_said
-from headstart.api.ollama.model_list import tagged
 from headstart.errors import HeadstartError, Unavailable
 from headstart.models.choice import ModelChoice, choose
 from headstart.models.front import ModelsFront
 from headstart.models.passed import PassedKey
-from headstart.models.passing import STREAM_HEADERS, PassedError, answered_headers, passed_headers, stream_error, target
+from headstart.models.passing import PassedError, answered_headers, passed_headers, stream_error, stream_headers, target
 from headstart.models.pool import Backend, Lease, LoadRefused, ModelGone
 from headstart.models.upstream import AnswerHead, UpstreamConnection, UpstreamGone, request_head
 from headstart.observe.logs import Figures
@@ -87,11 +84,11 @@ class Proxy:
             query = Request(scope).query_params
             below = scope.get("model")
             choice = choose(self._front.names, scope["method"], scope["path"], query, value, below)
-            if choice.unloads:
-                response = self._unloaded(choice, scope, value.get("model"))
-                await response(scope, receive, send)
+            if (answered := choice.routing.unloaded) is not None:
+                self._unload(choice, scope)
+                await JSONResponse(answered(choice.model.name))(scope, receive, send)
                 return
-            keep = choice.keep if scope["operator"] else None  # as for loading and unloading by name
+            keep = choice.routing.keep if scope["operator"] else None  # as for loading and unloading by name
             pool = self._front.pool
             lease = pool.peek(choice.model) if choice.looks else pool.lease(choice.model, keep)
         except HeadstartError as error:
@@ -110,13 +107,11 @@ class Proxy:
             self._front.drain.calls.discard(call)
             lease.release()
 
-    def _unloaded(self, choice: ModelChoice, scope: Scope, name: str | None) -> Response:
+    def _unload(self, choice: ModelChoice, scope: Scope) -> None:
         """Unloads a model when its running requests are over. Raises Forbidden if the caller may not."""
         if not scope["operator"]:
             raise Forbidden("Unloading a model needs the operator's key.")
         self._front.pool.unload(choice.model)
-        chat = scope["path"] == "/api/chat"
-        return JSONResponse(nothing_said(name or tagged(choice.model.name), chat=chat, unload=True))
 
     async def _refuse(self, error: HeadstartError, scope: Scope, receive: Receive, send: Send) -> None:
         if isinstance(error, LoadRefused) and scope["operator"]:
@@ -167,14 +162,14 @@ class PassedCall:
 
     async def _wait(self, gone: asyncio.Future[None]) -> Backend | None:
         """The process, when it is ready. None if the client goes away before. Raises HeadstartError."""
-        granted, beat = self._lease.granted, self._front.keep_alive / 2
+        granted, beat, framing = self._lease.granted, self._front.keep_alive / 2, self._choice.routing.framing
         while not granted.done():
             await asyncio.wait((granted, gone), timeout=beat, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
                 return None
-            if not granted.done() and self._choice.streams:
-                await self._start(200, STREAM_HEADERS)
-                await self._more(comment(self._lease.progress))
+            if not granted.done() and framing is not None:
+                await self._start(200, stream_headers(framing))
+                await self._more(framing.silence(self._lease.progress))
         return granted.result()
 
     async def _exchange(self, process: Backend, gone: asyncio.Future[None]) -> None:
@@ -242,11 +237,12 @@ class PassedCall:
         scope = self._scope
         if not isinstance(error, PassedError):  # else the process has logged it
             self._front.unfinished(caller_of(scope), "error", self._figures, error)
-        if not self._choice.streams:
+        framing = self._choice.routing.framing
+        if framing is None:
             return  # the server closes the connection, because the answer is incomplete
         if isinstance(error, LoadRefused) and scope["operator"]:
             error = error.for_operator
-        data = stream_error(scope["path"], error, scope["request_id"])
+        data = stream_error(scope["path"], framing, error, scope["request_id"])
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     @property
