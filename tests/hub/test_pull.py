@@ -210,7 +210,7 @@ def test_a_disk_that_is_too_full_is_refused_before_the_first_byte(
     with pytest.raises(HubError) as error:
         pull(f"{NAME}:Q8_0", folders=places)
     assert "Q8_0 needs 1.91 MiB more" in str(error.value)
-    assert "and 65 MiB are free" in str(error.value)
+    assert "65 MiB are free, and 64 MiB must stay free." in str(error.value)
     assert "choose a smaller quantisation (Q4_K_M (977 KiB))" in str(error.value)
     assert not hub.contents()
     assert not places.hub.exists()

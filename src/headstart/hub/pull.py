@@ -114,11 +114,11 @@ def _check_space(cache: HubCache, chosen: Variant, there: Sequence[Variant]) -> 
     needed = sum(missing(cache, file) for file in chosen.files)
     free = shutil.disk_usage(_existing(cache.hub)).free
     if needed and needed + SPARE > free:
-        smaller = [one for one in there if one.size < chosen.size]
+        smaller = [one for one in there if one.size < chosen.size and one.size + SPARE <= free]
         other = f", choose a smaller quantisation ({listing(smaller)})" if smaller else ""
         raise HubError(
-            f"The disk is too full: {chosen.label} needs {show_size(needed)} more in {cache.hub}, and {show_size(free)} are "
-            f"free. Make space{other}, or set HF_HOME to a folder on another disk."
+            f"The disk is too full: {chosen.label} needs {show_size(needed)} more in {cache.hub}, {show_size(free)} are free, "
+            f"and {show_size(SPARE)} must stay free. Make space{other}, or set HF_HOME to a folder on another disk."
         )
 
 

@@ -73,7 +73,7 @@ def configure(
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio"):
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "httpx", "httpx2"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [], True
         logger.setLevel(max(level, logging.WARNING))

@@ -17,6 +17,7 @@ from headstart.api.framing import NDJSON
 from headstart.api.pulls import Pulls
 from headstart.api.service import Service
 from headstart.errors import Cancelled, HeadstartError, HubError, InvalidRequest, ModelError, RequestError
+from headstart.hub.local_model import LocalModel
 from headstart.hub.progress import PullProgress
 from headstart.hub.pull import pull
 from headstart.hub.reference import parse
@@ -62,12 +63,12 @@ class Download:
         if self._served:
             return
         try:
-            await asyncio.to_thread(self._fetch)
+            model = await asyncio.to_thread(self._fetch)
         except HubError as error:
             raise HubFailed(error.with_flags) from None
         except ModelError as error:
             raise InvalidRequest(error.with_flags, param="model") from None
-        structlog.get_logger("headstart.api").info("model fetched")
+        structlog.get_logger("headstart.api").info("model fetched", model=model.name)
 
     async def lines(self) -> AsyncIterator[bytes]:
         """The lines of the answer while the download runs. An error is the last line."""
@@ -94,9 +95,9 @@ class Download:
             self._gone = True
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    def _fetch(self) -> None:
+    def _fetch(self) -> LocalModel:
         with self._pulls.one():
-            pull(self._name, self._report)
+            return pull(self._name, self._report)
 
     def _report(self, progress: PullProgress) -> None:
         """Called in the thread of the download."""
