@@ -86,6 +86,8 @@ class Download:
                     break
                 yield NDJSON.frame(line)
             if (error := task.exception()) is None:
+                if not self._served:
+                    yield NDJSON.frame({"status": f"{self._name} is here; `headstart serve {self._name}` serves it"})
                 yield NDJSON.frame(SUCCESS)
             elif isinstance(error, Exception):
                 if not isinstance(error, HeadstartError):
