@@ -41,12 +41,12 @@ def parse_portion(text: str) -> float:
     return found
 
 
-_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h|d|w)\s*")
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)\s*")
 
 
 def parse_time(text: str) -> float:
-    """Seconds of `7d`, `12 h`, `90min`, `30s`, `2w`.
+    """Seconds of `7d`, `12 h`, `90min` or `90m`, `30s`, `2w`.
 
     Raises:
         ValueError: it is not a time, or zero.
