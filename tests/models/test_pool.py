@@ -81,6 +81,7 @@ class World:
         self.broken: set[str] = set()
         self.processes: list[Scripted] = []
         self.handed = Handover()
+        self.later = 0.0  # seconds by which the pool's clock is ahead
         self._dice = random.Random(seed)
         shares = MemoryShares(keep * 20, keep, 10)
         self.pool = ModelPool(
@@ -90,6 +91,7 @@ class World:
             setup=lambda model, memory: ProcessSetup(Settings(model=model.file, memory=memory), model.names, model.tag, "none"),
             queue=queue,
             idle_unload=idle_unload,
+            clock=lambda: time.monotonic() + self.later,
         )
 
     async def _start(self) -> Backend:
@@ -205,8 +207,10 @@ def test_a_load_that_fails_ends_its_requests_with_the_cause_and_is_tried_later()
         await world.use("a")
         world.broken.clear()
         pooled = world.pool.of(MODELS[1])
-        assert pooled.state.due > 0
-        await asyncio.sleep(1.05)
+        world.later = pooled.state.due - time.monotonic() - 0.1
+        with pytest.raises(LoadRefused):
+            world.lease("b")
+        world.later += 0.1
         await world.use("b")
 
     run(test)
