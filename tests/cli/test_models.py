@@ -11,6 +11,7 @@ import pytest
 
 import headstart
 from headstart.cli.main import main
+from headstart.cli.models import print_models
 from headstart.hub.pull import pull
 from hub_server import HubRepo, HubServer, hub_server
 from model_folders import in_ollama
@@ -61,6 +62,19 @@ def test_the_list(fetched: Path, tmp_path: Path, capfd: pytest.CaptureFixture[st
     lines = capfd.readouterr().out.splitlines()
     assert lines[0].split("\t")[:4] == ["name", "size", "quantisation", "context"]
     assert f"{NAME}:F16" in "".join(lines)
+
+
+def test_on_a_terminal_names_are_whole_and_empty_columns_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    name = "owner/a-long-name-of-a-model-GGUF:Q4_K_M"
+    print_models([(name, "3 MiB", "Q4_K_M", "8,192", "yes", "", "", "headstart"), ("b", "", "", "", "no", "", "", "Ollama")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["name", "size", "quantisation", "context", "fits", "from"]
+    assert lines[1].startswith(f"{name}  3 MiB  Q4_K_M ")
+    assert lines[2].index("Ollama") == lines[0].index("from")
 
 
 def test_removing_says_what_goes_and_asks(fetched: Path, capfd: pytest.CaptureFixture[str]) -> None:

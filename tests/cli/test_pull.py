@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from headstart.cli.main import main
-from headstart.cli.pull import sentence
+from headstart.cli.pull import sentence, shortened
 from headstart.hub.folders import Folders
 from headstart.hub.progress import PullProgress
 from hub_server import HubRepo, HubServer, hub_server
@@ -81,6 +81,15 @@ def test_pull_says_what_it_does_in_lines(
 def test_a_line_of_progress() -> None:
     assert sentence(PullProgress("a.gguf", 40, 100)) == "a.gguf: 40% of 100 B"
     assert sentence(PullProgress("a.gguf", 40 << 20, 100 << 20, 2 << 20)) == "a.gguf: 40% of 100 MiB, 2 MiB/s, 30 s left"
+
+
+@pytest.mark.parametrize(
+    ("file", "most", "shown"),
+    [("a/b/c-Q8_0.gguf", 20, "c-Q8_0.gguf"), ("a/big-Q8_0-00001-of-00006.gguf", 20, "…00001-of-00006.gguf")],
+)
+def test_a_bar_has_the_end_of_a_long_name(file: str, most: int, shown: str) -> None:
+    assert shortened(file, most) == shown
+    assert len(shown) <= most
 
 
 def test_nothing_is_lost_by_kill_9(hub: HubServer, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def models(folder: cli_cache.Folder = None, as_json: cli_cache.Json = False) -> 
     if not rows:
         typer.echo("No model is on this machine. `headstart pull OWNER/NAME` fetches one from Hugging Face's hub.")
     else:
-        _print([row.cells() for row in rows])
+        print_models([row.cells() for row in rows])
     for name, (size, total) in _sums(partial).items():
         done = f"{100 * size // total}% of {show_size(total)}"
         typer.echo(f"{name}: {done} are here; `headstart pull {name}` goes on with it")
@@ -125,20 +125,21 @@ def _sums(partial: Iterable[PartialModel]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _print(rows: Iterable[tuple[str, ...]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+def print_models(rows: Sequence[tuple[str, ...]]) -> None:
+    """On a terminal in columns, without those that are empty; else with tabs. Nothing is cut off where a terminal is narrow."""
+    import sys
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for number, title in enumerate(_COLUMNS):
-        table.add_column(
-            title, justify="right" if title in ("size", "context") else "left", overflow="fold", no_wrap=number > 0
-        )
-    for row in rows:
-        table.add_row(*row)
-    console = Console(markup=False)
-    console.print(table) if console.is_terminal else typer.echo("\n".join("\t".join(row) for row in (_COLUMNS, *rows)))
+    lines = [_COLUMNS, *rows]
+    if not sys.stdout.isatty():
+        typer.echo("\n".join("\t".join(line) for line in lines))
+        return
+    from rich.cells import cell_len, set_cell_size
+
+    columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
+    widths = [max(map(cell_len, column)) for column in columns]
+    for line in zip(*columns, strict=True):
+        cells = (set_cell_size(cell, width) for cell, width in zip(line, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
 
 
 def remove(

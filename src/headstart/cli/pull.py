@@ -111,6 +111,12 @@ def sentence(progress: PullProgress) -> str:
     return text
 
 
+def shortened(file: str, most: int) -> str:
+    """The name of a file without its folders. If it has more than `most` characters, its end: it says which part it is."""
+    name = file.rpartition("/")[2]
+    return name if len(name) <= most else "…" + name[-(most - 1) :]
+
+
 @contextmanager
 def _bar() -> Iterator[OnProgress]:
     from rich.console import Console
@@ -118,7 +124,7 @@ def _bar() -> Iterator[OnProgress]:
 
     console = Console(stderr=True)
     columns = (
-        *(TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True)),
+        *(TextColumn("{task.description}", markup=False), BarColumn(20), DownloadColumn(binary_units=True)),
         *(TransferSpeedColumn(), TimeRemainingColumn()),
     )
     tasks: dict[str, TaskID] = {}
@@ -126,7 +132,8 @@ def _bar() -> Iterator[OnProgress]:
 
         def tell(progress: PullProgress) -> None:
             if progress.file not in tasks:
-                tasks[progress.file] = bar.add_task(progress.file, total=progress.total, completed=progress.done)
+                title = shortened(progress.file, console.width // 3)
+                tasks[progress.file] = bar.add_task(title, total=progress.total, completed=progress.done)
             bar.update(tasks[progress.file], completed=progress.done)
 
         try:
