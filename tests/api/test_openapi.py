@@ -7,15 +7,9 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 from effort import SLOW
+from fuzzing import CHECKS, TRUE, fuzz
 from harness import check
 from headstart.api.ollama import routes as ollama
 from headstart.serving.runtime import Runtime
@@ -25,7 +19,6 @@ from live import serving
 MISSING = [*ollama.MISSING]
 """Routes that answer 501, and say so in the document."""
 EXAMPLES = 1000 if SLOW else 2
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 ENDLESS = ("GET", "/headstart/events")
 ROUTES = [
     ("POST", "/v1/chat/completions"),
@@ -85,28 +78,13 @@ def test_every_route_is_fuzzed(schema: Any) -> None:
     [(method, path, positive) for method, path in ROUTES for positive in (True, False) if positive or method == "POST"],
 )
 def test_the_document_is_true_and_nothing_is_a_server_error(schema: Any, method: str, path: str, positive: bool) -> None:
-    mode = schemathesis.GenerationMode.POSITIVE if positive else schemathesis.GenerationMode.NEGATIVE
-    operation = schema[path][method]
-
-    @given(case=operation.as_strategy(generation_mode=mode))
-    @settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    def run(case: Any) -> None:
-        case.call_and_validate(checks=CHECKS, timeout=30)
-
-    run()
+    fuzz(schema, method, path, positive=positive, examples=EXAMPLES)
 
 
 @pytest.mark.parametrize(("method", "path"), MISSING)
 def test_what_is_missing_is_a_documented_501(schema: Any, method: str, path: str) -> None:
     case = schema[path][method].Case(path_parameters={"digest": "sha256:0"} if "{" in path else {})
-    assert case.call_and_validate(checks=CHECKS[1:], timeout=30).status_code == 501
+    assert case.call_and_validate(checks=TRUE, timeout=30).status_code == 501
 
 
 def test_the_stream_of_events_is_what_the_document_says(schema: Any) -> None:

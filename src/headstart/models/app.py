@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
@@ -75,4 +76,17 @@ def create_front(
         inside=[Middleware(Proxy, front=front, routes=PassedRoutes(ROUTERS, HERE))],
     )
     app.add_middleware(PathOfModel, front=front, below=BELOW)
+    plain = app.openapi
+    app.openapi = lambda: _with_gone(plain())  # type: ignore[method-assign]
     return app
+
+
+def _with_gone(document: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI document with the status of requests whose model's process has ended. Idempotent."""
+    here = {path.replace(":path}", "}") for path in HERE}
+    for path in document["paths"].keys() - here:
+        for operation in document["paths"][path].values():
+            responses = operation["responses"]
+            busy = responses.get("503") or responses["529"]
+            responses["502"] = {**busy, "description": "The process of the model has ended; the next request loads it again."}
+    return document

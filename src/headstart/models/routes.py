@@ -36,6 +36,9 @@ class ModelRequest(Strict):
     model: str
 
 
+_TAKES = {"requestBody": {"required": True, "content": {"application/json": {"schema": ModelRequest.model_json_schema()}}}}
+
+
 def front_of(request: HttpRequest) -> ModelsFront:
     front: ModelsFront = request.app.state.service
     return front
@@ -51,7 +54,7 @@ async def health(request: HttpRequest) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-@router.post("/v1/models/load", responses=ERRORS)
+@router.post("/v1/models/load", openapi_extra=_TAKES, responses=ERRORS)
 async def load(request: HttpRequest) -> Response:
     """Loads a model, as a request to it would. Waits until it is loaded. With isolation on, for the operator only."""
     front, pooled = await _named(request)
@@ -63,7 +66,7 @@ async def load(request: HttpRequest) -> Response:
     return JSONResponse({"success": True, **_running(pooled, operator=True)})
 
 
-@router.post("/v1/models/unload", responses=ERRORS)
+@router.post("/v1/models/unload", openapi_extra=_TAKES, responses=ERRORS)
 async def unload(request: HttpRequest) -> Response:
     """Unloads a model when its running requests are over. Does not wait. With isolation on, for the operator only."""
     front, pooled = await _named(request)
