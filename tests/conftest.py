@@ -7,6 +7,7 @@ import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ import tiny
 from order import own_order, unordered
 
 if TYPE_CHECKING:
+    from process import Here
     from stores import ValkeyServer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -155,6 +157,14 @@ def data_dir() -> Path | None:
     given = os.environ.get("HEADSTART_DATA")
     found = Path(given) if given else ROOT.parent / "shared" / "data"
     return found if found.is_dir() else None
+
+
+@pytest.fixture
+def here(capfd: pytest.CaptureFixture[str]) -> Here:
+    """Runs a command of headstart in this process: see `process.run_here`."""
+    from process import run_here
+
+    return partial(run_here, capfd)
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ from openai import OpenAI
 
 from headstart.api.sockets import UnixSocket
 from headstart.api.tls import tls
-from headstart.cli.main import main
 from headstart.errors import ConfigError
-from process import run, serving
+from process import Here, serving
 
 OPENSSL = shutil.which("openssl")
 needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="the command openssl makes the certificate")
@@ -56,7 +55,9 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @needs_openssl
-def test_serves_https_and_takes_a_renewed_certificate(tiny_model: Path, made: tuple[Path, Path], tmp_path: Path) -> None:
+def test_serves_https_and_takes_a_renewed_certificate(
+    tiny_model: Path, made: tuple[Path, Path], tmp_path: Path, here: Here
+) -> None:
     cert, key = (Path(shutil.copy(path, tmp_path)) for path in made)
     with serving(str(tiny_model), *SMALL, "--port", "0", "--tls-cert", str(cert), "--tls-key", str(key)) as server:
         url = json.loads(server.line('"listening"'))["url"]
@@ -66,13 +67,13 @@ def test_serves_https_and_takes_a_renewed_certificate(tiny_model: Path, made: tu
             assert http.post("/chat/completions", json=BODY).json()["usage"]["completion_tokens"] > 0
             with http.stream("POST", "/chat/completions", json={**BODY, "stream": True}) as response:
                 assert [line for line in response.iter_lines() if line][-1] == "data: [DONE]"
-        explained = run("explain", "--json", "--url", url, SSL_CERT_FILE=str(cert))
+        explained = here("explain", "--json", "--url", url, SSL_CERT_FILE=str(cert))
         assert json.loads(explained.stdout)["prompt"] > 0, explained.stderr
         port = url.removesuffix("/v1").rsplit(":", 1)[1]
-        explained = run("explain", "--json", HEADSTART_PORT=port, HEADSTART_TLS_CERT=str(cert))
+        explained = here("explain", "--json", HEADSTART_PORT=port, HEADSTART_TLS_CERT=str(cert))
         assert json.loads(explained.stdout)["prompt"] > 0, explained.stderr
         other = certificate(tmp_path, "other")[0]
-        refused = run("explain", HEADSTART_PORT=port, HEADSTART_TLS_CERT=str(other))
+        refused = here("explain", HEADSTART_PORT=port, HEADSTART_TLS_CERT=str(other))
         assert f"its certificate is not the one in {other}" in refused.stderr
         with pytest.raises(httpx.ConnectError, match="certificate"):
             httpx.get(f"{url}/models")
@@ -96,24 +97,16 @@ Complaint = Callable[..., str]
 
 
 @pytest.fixture
-def complaint(capfd: pytest.CaptureFixture[str]) -> Complaint:
+def complaint(here: Here) -> Complaint:
     """What `headstart serve` says of arguments that it refuses before anything is started: so this process will do."""
 
     def find(*arguments: str) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main(["serve", *arguments])
-        assert ended.value.code == 2
-        (line,) = capfd.readouterr().err.splitlines()
-        return str(line)
+        result = here("serve", *arguments)
+        assert result.returncode == 2, result.stderr
+        (line,) = result.stderr.splitlines()
+        return line
 
     return find
-
-
-def _complaint(*arguments: str) -> str:
-    result = run("serve", *arguments)
-    assert result.returncode == 2, result.stderr
-    (line,) = result.stderr.splitlines()
-    return line
 
 
 @needs_openssl
@@ -153,7 +146,7 @@ def test_tls_files_that_cannot_be_used_are_named(
 # ── Unix sockets ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_serves_the_sdk_over_a_unix_socket(tiny_model: Path, short: Path) -> None:
+def test_serves_the_sdk_over_a_unix_socket(tiny_model: Path, short: Path, here: Here, complaint: Complaint) -> None:
     path = short / "a b.sock"
     with serving(str(tiny_model), *SMALL, "--unix-socket", str(path)) as server:
         told = json.loads(server.line('"listening"'))
@@ -170,13 +163,13 @@ def test_serves_the_sdk_over_a_unix_socket(tiny_model: Path, short: Path) -> Non
             for header, client in (({"x-forwarded-for": "203.0.113.9"}, "203.0.113.9"), ({}, "unix")):
                 proxy.post("/v1/chat/completions", json={}, headers=header)
                 assert json.loads(server.line('"refused"'))["client"] == client
-        explained = run("explain", "--json", "--unix-socket", str(path))
+        explained = here("explain", "--json", "--unix-socket", str(path))
         assert json.loads(explained.stdout)["cached"] > 0, explained.stderr
         if shutil.which("curl"):
             listed = subprocess.run(f"{told['curl']} --show-error --verbose", shell=True, capture_output=True, text=True)
             assert listed.returncode == 0, listed.stderr
             assert json.loads(listed.stdout)["data"]
-        assert "Another server listens" in _complaint(str(tiny_model), *SMALL, "--unix-socket", str(path))
+        assert "Another server listens" in complaint(str(tiny_model), *SMALL, "--unix-socket", str(path))
         assert path.exists()
         assert server.end() == 0
     assert not path.exists()
@@ -185,10 +178,9 @@ def test_serves_the_sdk_over_a_unix_socket(tiny_model: Path, short: Path) -> Non
 def test_a_socket_that_was_left_behind_is_replaced(tiny_model: Path, short: Path) -> None:
     path = short / "s"
     arguments = (str(tiny_model), *SMALL, "--unix-socket", str(path), "--unix-socket-mode", "660")
-    with serving(*arguments) as server:
-        server.line('"listening"')
-        server.process.kill()
-        server.process.wait()
+    with socket.socket(socket.AF_UNIX) as left:  # as a killed server leaves it
+        left.bind(str(path))
+        left.listen()
     assert path.is_socket()
     with serving(*arguments) as server:
         server.line('"listening"')
@@ -234,7 +226,7 @@ def test_a_refused_start_leaves_no_socket(tiny_model: Path, short: Path, complai
         assert said in complaint(str(tiny_model), *SMALL, "--unix-socket", str(path), *extra)
 
 
-def test_explain_names_the_socket_where_nobody_answers(short: Path) -> None:
-    result = run("explain", "--unix-socket", str(short / "none"))
+def test_explain_names_the_socket_where_nobody_answers(short: Path, here: Here) -> None:
+    result = here("explain", "--unix-socket", str(short / "none"))
     assert result.returncode == 2
     assert f"No headstart server answers at the socket {short / 'none'}" in result.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -20,12 +19,14 @@ from hypothesis import strategies as st
 import headstart
 import tiny
 from headstart.cli.foreign import COMMANDS, HINTS, MODEL, MODEL_FILE, SAME, translate
-from headstart.cli.main import app, main
+from headstart.cli.main import app
+from headstart.engines.llama import LlamaEngine
+from headstart.errors import ConfigError
 from headstart.observe.prefill import PrefillLog
 from headstart.serving.request import Progress, Request
 from headstart.tiers.shared.keys import FleetKeys
 from headstart.units import parse_size, show_size, show_span, show_time
-from process import BUNDLED, environment, run, serving
+from process import BUNDLED, Here, run, serving
 
 SMALL = ("--ctx", "512", "--slots", "1", "--threads", "1", "--memory-budget", "16MiB", "--port", "0")
 # ── a server ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,12 +100,7 @@ def complaint(result: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "mend"),
-    [
-        (["no-such.gguf"], "give the path of a .gguf file"),
-        ([*SMALL, "--ctx", "2000000000"], "--ctx"),
-        ([*SMALL, "--host", "192.0.2.1"], "--host"),
-    ],
+    ("arguments", "mend"), [(["no-such.gguf"], "give the path of a .gguf file"), ([*SMALL, "--ctx", "2000000000"], "--ctx")]
 )
 def test_what_a_user_can_mend(arguments: list[str], mend: str, tiny_model: Path) -> None:
     model = [str(tiny_model)] if arguments[0].startswith("-") else []
@@ -114,6 +110,7 @@ def test_what_a_user_can_mend(arguments: list[str], mend: str, tiny_model: Path)
 @pytest.mark.parametrize(
     ("arguments", "mend"),
     [
+        ([*SMALL, "--host", "192.0.2.1"], "--host"),
         (["."], "give the path of a .gguf file"),
         (["--memory-budget", "4XB"], "4GiB"),
         (["--cors", "localhost:3000"], "--cors must be an origin like http://localhost:3000"),
@@ -143,17 +140,9 @@ def test_what_a_user_can_mend(arguments: list[str], mend: str, tiny_model: Path)
         (["--shared", "valkey://localhost", "--shared-key-file", "no-such.key"], "headstart fleet keygen no-such.key"),
     ],
 )
-def test_what_a_user_can_mend_before_anything_is_started(
-    arguments: list[str], mend: str, tiny_model: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing has changed in the process by then: so this one will do."""
-    for name in set(os.environ) - set(environment()):
-        monkeypatch.delenv(name)
-    given = ["serve", *([str(tiny_model)] if arguments[0].startswith("-") else []), *arguments]
-    with pytest.raises(SystemExit) as ended:
-        main(given)
-    assert isinstance(ended.value.code, int)
-    assert mend in complaint(subprocess.CompletedProcess(given, ended.value.code, *capfd.readouterr()))
+def test_what_a_user_can_mend_before_anything_is_started(arguments: list[str], mend: str, tiny_model: Path, here: Here) -> None:
+    model = [str(tiny_model)] if arguments[0].startswith("-") else []
+    assert mend in complaint(here("serve", *model, *arguments))
 
 
 def test_options_of_llama_server() -> None:
@@ -174,12 +163,12 @@ def test_options_of_llama_server() -> None:
         assert options >= {*SAME.values()} - {MODEL, MODEL_FILE}
 
 
-def test_variables_that_nothing_reads_are_named(tiny_model: Path) -> None:
+def test_variables_that_nothing_reads_are_named(tiny_model: Path, here: Here) -> None:
     strange = {"HEADSTART_CTXX": "7", "HEADSTART_ZZZZ": "1"}
-    told = run("cache", "ls", **strange).stderr.splitlines()
+    told = here("cache", "ls", **strange).stderr.splitlines()
     assert told[0] == "headstart: There is no variable HEADSTART_CTXX: did you mean HEADSTART_CTX?"
     assert told[1].startswith("headstart: There is no variable HEADSTART_ZZZZ: it has no effect")
-    assert "There is no variable" not in run("cache", "ls").stderr
+    assert "There is no variable" not in here("cache", "ls").stderr
     foreign = ("-m", str(tiny_model), "-c", "512", "-np", "1", "-t", "1", "--port", "0")
     with serving(*foreign, HEADSTART_LOG_FORMAT="json", **strange) as server:
         server.line("listening")
@@ -189,20 +178,20 @@ def test_variables_that_nothing_reads_are_named(tiny_model: Path) -> None:
     assert (ready["ctx"], ready["slots"]) == (512, 1)
 
 
-def test_every_variable_that_is_read_is_known() -> None:
+def test_every_variable_that_is_read_is_known(here: Here) -> None:
     """What the code reads from the environment is no typing error of the user."""
     source = Path(headstart.__file__).parent
     read = {name for path in source.rglob("*.py") for name in re.findall(r'"(HEADSTART_[A-Z_]+)"', path.read_text("utf-8"))}
     assert {"HEADSTART_API_KEY", "HEADSTART_SHARED_PASSWORD"} <= read
-    assert "There is no variable" not in run("version", **dict.fromkeys(read, "1")).stderr
+    assert "There is no variable" not in here("version", **dict.fromkeys(read, "1")).stderr
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "valkey://:hush-hush-hush@host", "s3://"])
 def test_a_wrong_address_of_the_shared_store_is_said_before_the_model_is_loaded(
-    url: str, tiny_model: Path, tmp_path: Path
+    url: str, tiny_model: Path, tmp_path: Path, here: Here
 ) -> None:
     FleetKeys.generate().save(tmp_path / "fleet.key")
-    said = complaint(run("serve", str(tiny_model), *SMALL, "--shared", url, "--shared-key-file", str(tmp_path / "fleet.key")))
+    said = complaint(here("serve", str(tiny_model), *SMALL, "--shared", url, "--shared-key-file", str(tmp_path / "fleet.key")))
     assert "address" in said
     assert "hush" not in said
 
@@ -228,10 +217,10 @@ def test_a_broken_file(tiny_model: Path, tmp_path: Path) -> None:
     assert "download it again" in complaint(run("serve", str(broken), *SMALL))
 
 
-def test_a_port_in_use(tiny_model: Path) -> None:
+def test_a_port_in_use(tiny_model: Path, here: Here) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert "choose another with --port" in complaint(run("serve", str(tiny_model), *SMALL, "--port", port))
+        assert "choose another with --port" in complaint(here("serve", str(tiny_model), *SMALL, "--port", port))
 
 
 def test_exact_reuse_is_refused_where_it_is_not_proved(tiny_model: Path) -> None:
@@ -290,22 +279,19 @@ def test_doctor(kind: str, tmp_path: Path) -> None:
     )
 
 
-def test_doctor_proves_what_an_earlier_load_has_proved(tiny_model: Path) -> None:
-    code = f"""
-from headstart.cli.main import main
-from headstart.errors import ConfigError
-from headstart.engines.llama import LlamaEngine
-def load(cls, options, progress=None, anew=False):
-    raise ConfigError(f"anew is {{anew}}")
-LlamaEngine.load = classmethod(load)
-main(["doctor", {str(tiny_model)!r}])
-"""
-    assert "anew is True" in complaint(run(code=code))
+def test_doctor_proves_what_an_earlier_load_has_proved(
+    tiny_model: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(options: Any, progress: Any = None, anew: bool = False) -> None:
+        raise ConfigError(f"anew is {anew}")
+
+    monkeypatch.setattr(LlamaEngine, "load", load)
+    assert "anew is True" in complaint(here("doctor", str(tiny_model)))
 
 
-def test_version() -> None:
+def test_version(here: Here) -> None:
     result = run("version")
-    assert result.stdout == run("--version").stdout
+    assert result.stdout == here("--version").stdout
     assert result.returncode == 0
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["headstart", "llama-cpp-python", "Python"]
 

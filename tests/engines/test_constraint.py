@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from driving import SMALL, empty
-from headstart.engines.constraint import IN_USE_TEXT, KEPT, KEPT_TEXT, MOST_TEXT, Compiled, Constraint, Grammars, condense
+from headstart.engines import constraint
+from headstart.engines.constraint import KEPT, KEPT_TEXT, MOST_TEXT, Compiled, Constraint, Grammars, condense
 from headstart.engines.llama import LlamaEngine
 from headstart.errors import EngineError, InvalidRequest, Overloaded
 from headstart.interfaces.engine import GREEDY, Engine, Grammar, Sampling, Step
@@ -409,13 +410,16 @@ def test_what_is_compiled_for_one_is_not_known_to_another(fake: FakeEngine, capl
             assert len(compiled(caplog)) == times
 
 
-def test_grammars_in_use_are_bounded(fake: FakeEngine) -> None:
-    grammars, size = Grammars(fake.tokenizer), KEPT_TEXT // 4
+def test_grammars_in_use_are_bounded(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = KEPT_TEXT // 8  # long grammars take long to compile
+    monkeypatch.setattr(constraint, "KEPT_TEXT", kept)
+    monkeypatch.setattr(constraint, "IN_USE_TEXT", 4 * kept)
+    grammars, size = Grammars(fake.tokenizer), kept // 4
 
     def large(number: int) -> Grammar:
         return grammars.check(Grammar("regex", f"{number:03}{'x' * (size - 3)}"))
 
-    held = [large(number) for number in range(IN_USE_TEXT // size)]
+    held = [large(number) for number in range(4 * kept // size)]
     with pytest.raises(Overloaded):
         large(100)
     assert grammars.check(held[0]) is held[0]

@@ -40,7 +40,7 @@ EXACT_TEXTS = [
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[LlamaEngine]:
-    settings = replace(SMALL, ctx=512, threads=2)  # as process.BUNDLED has it, so that it is proved once
+    settings = replace(SMALL, ctx=512, threads=2)  # as in tests/library, so that it is proved once
     engine = LlamaEngine.load(settings.engine_options())
     yield engine
     engine.close()
@@ -104,18 +104,18 @@ def test_what_the_vocabulary_says(demo: LlamaEngine) -> None:
 
 
 def test_restored_equals_cold_on_the_grid(demo: LlamaEngine) -> None:
-    block_size, tokens = demo.traits.block_size, tokens_of(demo, 330)
-    tail = tokens[320:]
-    fill(demo, 0, tokens[:320])
+    block_size, tokens = demo.traits.block_size, tokens_of(demo, 202)
+    tail = tokens[192:]
+    fill(demo, 0, tokens[:192])
     fill(demo, 0, tail, logits=True)
     cold = demo.logits(0)
     fill(demo, 2, tokens_of(demo, 77, seed=3))  # a neighbour
-    rows = export(demo, 0, *range(0, 321, block_size))
-    for kept in (1, 5):
+    rows = export(demo, 0, *range(0, 193, block_size))
+    for kept in (1, 3):
         demo.release()
         demo.import_kv(1, rows[:kept])
-        if kept < 5:
-            fill(demo, 1, tokens[kept * block_size : 320])
+        if kept < 3:
+            fill(demo, 1, tokens[kept * block_size : 192])
         fill(demo, 1, tail, logits=True)
         assert demo.logits(1).tobytes() == cold.tobytes()
 
