@@ -7,6 +7,7 @@ values are divided by the first byte of their ids. An id is a hash, so the parts
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Generic, TypeVar
 
 from headstart.interfaces.tokens import BlockId
@@ -27,7 +28,7 @@ class IdMap(Generic[HeldT]):
         return self._count
 
     def __iter__(self) -> Iterator[BlockId]:
-        return (key for part in self._parts.values() for key in part)
+        return chain.from_iterable(filter(None, self._parts.values()))
 
     def __contains__(self, key: BlockId) -> bool:
         return key in self._parts[key[:1]]
@@ -49,11 +50,11 @@ class IdMap(Generic[HeldT]):
 
     def values(self) -> Iterator[HeldT]:
         """All values. The map must not change meanwhile."""
-        return (value for part in self._parts.values() for value in part.values())
+        return chain.from_iterable(map(dict.values, filter(None, self._parts.values())))
 
     def items(self) -> Iterator[tuple[BlockId, HeldT]]:
         """All ids with their values. The map must not change meanwhile."""
-        return (item for part in self._parts.values() for item in part.items())
+        return chain.from_iterable(map(dict.items, filter(None, self._parts.values())))
 
     def pieces(self) -> Iterator[list[HeldT]]:
         """All values, in pieces of about a 256th. The map may change between two pieces.

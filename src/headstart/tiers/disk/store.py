@@ -176,8 +176,12 @@ class Disk(Store):
 
     @property
     def used(self) -> int:
-        beside = files.occupied(self._temporary) + self._quarantine.used
-        return self.catalog.used() + files.occupied(self.folder) + beside
+        return self._stored + files.occupied(self.folder)
+
+    @property
+    def _stored(self) -> int:
+        """Bytes of all but the catalogue and the small files beside it."""
+        return self.catalog.used() + files.occupied(self._temporary) + self._quarantine.used
 
     @property
     def reserved(self) -> int:
@@ -271,13 +275,15 @@ class Disk(Store):
 
     def _free(self, need: int) -> int:
         """Free bytes. If they are fewer than `need`, the quarantine is emptied first."""
-        if need > self._left:
+        left = self._left
+        if need > left:
             self._quarantine.tidy(0)
-        return self._left
+            left = self._left
+        return left
 
     @property
     def _left(self) -> int:
-        return self._budget - self.used - self.reserved - self._unseen
+        return self._budget - self._stored - max(RESERVE, files.occupied(self.folder)) - self._unseen
 
     def _evict_until(self, need: int, spare: Collection[bytes], coming: Sequence[Sealed] = ()) -> list[bytes]:
         """Evicts until `need` bytes are free for new objects, or nothing more can go. Returns the evicted keys."""
