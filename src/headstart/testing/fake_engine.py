@@ -21,8 +21,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -165,6 +164,20 @@ class _Slot:
         self.length, self.state_high, self.state_low = 0, b"", b""
 
 
+class _Alone:
+    """Raises RuntimeError if two threads use the engine at once."""
+
+    def __init__(self) -> None:
+        self._busy = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError("two threads use the engine at once")
+
+    def __exit__(self, *_: object) -> None:
+        self._busy.release()
+
+
 class FakeEngine(Engine):
     """The whole contract, with the traits that a test chooses.
 
@@ -242,7 +255,7 @@ class FakeEngine(Engine):
         self._logits: dict[int, Logits] = {}
         self._grammars = Grammars(self.tokenizer)
         self._failures: list[Operation] = []
-        self._busy = threading.Lock()
+        self._alone = _Alone()
 
     @classmethod
     def load_tokenizer(cls, options: object) -> FakeTokenizer:
@@ -254,7 +267,7 @@ class FakeEngine(Engine):
         self._failures += [operation] * times
 
     def prefill(self, slot: int, tokens: npt.NDArray[np.int32], *, logits: bool) -> None:
-        with self._alone():
+        with self._alone:
             held, count = self._slots[slot], len(tokens)
             self._logits.clear()
             if not 1 <= count <= self.shape.batch or held.length + count > self.shape.ctx:
@@ -269,7 +282,7 @@ class FakeEngine(Engine):
                 self._logits[slot] = self._predict(held)
 
     def decode(self, steps: Sequence[Step]) -> None:
-        with self._alone():
+        with self._alone:
             self._logits.clear()
             held = [self._slots[step.slot] for step in steps]
             if len({step.slot for step in steps}) != len(steps) or any(s.length >= self.shape.ctx for s in held):
@@ -302,7 +315,7 @@ class FakeEngine(Engine):
         return self._logits[slot].copy()
 
     def truncate(self, slot: int, length: int) -> None:
-        with self._alone():
+        with self._alone:
             held = self._slots[slot]
             if length and (length > held.length or (length < held.length and not self.traits.sliceable)):
                 raise EngineError(f"cannot cut slot {slot} of {held.length} tokens at {length}")
@@ -313,7 +326,7 @@ class FakeEngine(Engine):
             self._logits.pop(slot, None)
 
     def export_kv(self, slot: int, spans: Sequence[Span]) -> None:
-        with self._alone():
+        with self._alone:
             held, width = self._slots[slot], self._width
             self._check_movable()
             for span in spans:
@@ -331,7 +344,7 @@ class FakeEngine(Engine):
                 self.exported += count
 
     def import_kv(self, slot: int, segments: Sequence[KVSegment]) -> None:
-        with self._alone():
+        with self._alone:
             held = self._emptied(slot)
             if not self.traits.sliceable:
                 raise EngineError("KV of this model cannot be used without a checkpoint")
@@ -342,7 +355,7 @@ class FakeEngine(Engine):
             held.length = total
 
     def export_checkpoint(self, slot: int, out: Bytes) -> int:
-        with self._alone():
+        with self._alone:
             held = self._slots[slot]
             self._check_stateful()
             data = held.length.to_bytes(_LENGTH, "little") + held.state_low + held.state_high
@@ -356,7 +369,7 @@ class FakeEngine(Engine):
             return len(data)
 
     def import_checkpoint(self, slot: int, segments: Sequence[KVSegment], state: Bytes) -> None:
-        with self._alone():
+        with self._alone:
             held = self._emptied(slot)
             self._check_stateful()
             total = self._check_segments(segments)
@@ -366,7 +379,7 @@ class FakeEngine(Engine):
             self._set_state(held, state)
 
     def rewind(self, slot: int, length: int, state: Bytes) -> None:
-        with self._alone():
+        with self._alone:
             kept = self._slots[slot].length
             held = self._emptied(slot)
             self._check_stateful()
@@ -445,15 +458,6 @@ class FakeEngine(Engine):
         time.sleep(self.delay)
 
     # ── contract ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        if not self._busy.acquire(blocking=False):
-            raise RuntimeError("two threads use the engine at once")
-        try:
-            yield
-        finally:
-            self._busy.release()
 
     def _emptied(self, slot: int) -> _Slot:
         held = self._slots[slot]

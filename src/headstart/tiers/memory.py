@@ -191,11 +191,12 @@ class Memory(Store):
 
     def check(self) -> None:
         """Raises AssertionError if cells are lost, shared, or exceed the budget."""
-        held = list(self.cells())
-        places = set(self._places.values())
+        published = list(self._places.values())
+        places = set(published)
         assert self._sizes.keys() <= places
         assert self._owners.keys() == (places if self.quota.on else set())
         for kind, arena in self._arenas.items():
-            arena.check([cell.number for cell in held if cell.kind == kind])
+            held = [place >> 1 for place in published if place & 1 == (kind == STATE)]
+            arena.check(held + [cell.number for cell in self._open if cell.kind == kind])
         assert not self.over, "over budget"
         assert sum(arena.touched for arena in self._arenas.values()) + self._claimed <= self._budget, "pages beyond the budget"

@@ -461,8 +461,8 @@ class WriteBehind:
 
     def _tidy(self, disk: Disk) -> None:
         """Cleans up after crashes: of all processes at the start, and of other processes later. If it is much, by pieces."""
-        small = len(disk) <= AT_ONCE
         if self._tidying is None and time.monotonic() >= self._tidied + min(TIDY, self._terms.look):
+            small = len(disk) <= AT_ONCE
             if not (small or self._watch.complete):
                 return
             first = self._tidied == float("-inf")

@@ -16,7 +16,13 @@ from headstart.testing.simulation.threads import StandIn
 
 
 class SimulatedPath(PosixPath):
-    """A path on the virtual disk."""
+    """A path on the virtual disk. It keeps the paths below it that somebody has asked for: to make one takes long."""
+
+    def __truediv__(self, key: Any) -> SimulatedPath:
+        below: dict[Any, SimulatedPath] = self.__dict__.setdefault("_below", {})
+        if (found := below.get(key)) is None:
+            found = below[key] = super().__truediv__(key)
+        return found
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:

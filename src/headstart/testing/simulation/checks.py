@@ -5,19 +5,22 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headstart.interfaces.tokens import BlockId, Bytes, Tokens, as_tokens
+from headstart.interfaces.tier import KV, STATE
+from headstart.interfaces.tokens import BlockId, Tokens, as_tokens
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.quota import owner_of
+from headstart.prefix_cache.siblings import WIDTH
 from headstart.serving.job import Job
 from headstart.serving.listener import NoListener
 from headstart.serving.slots import Slot
 from headstart.testing.fake_engine import LOW
-from headstart.testing.simulation.engine import SimulatedEngine
+from headstart.testing.simulation.engine import UNCHANGED, SimulatedEngine
 from headstart.testing.simulation.erasures import Erasures
 from headstart.testing.simulation.filesystem import ROOT, FileSystem
 from headstart.testing.simulation.lifetimes import Lifetimes
@@ -34,6 +37,21 @@ if TYPE_CHECKING:
 EVERY = 4
 """Steps between two checks of all that is stored. Slots are checked at every step."""
 _LENGTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSlot:
+    """A slot that was right.
+
+    Attributes:
+        tokens: four bytes each.
+        canonical: leading tokens whose KV is canonical.
+        written: the time of the text that is added.
+    """
+
+    tokens: bytes = b""
+    canonical: int = 0
+    written: float = 0.0
 
 
 class Checks:
@@ -61,13 +79,12 @@ class Checks:
 
     # ── content ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def entry(self, label: Label | Entry, data: Bytes, canonical: bool, where: str) -> None:
+    def entry(self, label: Label | Entry, found: bytes, canonical: bool, where: str) -> None:
         """The content of an entry must be the KV, or the state, of the tokens that its id stands for."""
-        found = data.tobytes()
-        if self._good.get((label.id if isinstance(label, Entry) else label.key, canonical)) == found:
-            return
-        state = label.state if isinstance(label, Entry) else label.kind == "state"
         key = label.id if isinstance(label, Entry) else label.key
+        if self._good.get((key, canonical)) == found:
+            return
+        state = label.state if isinstance(label, Entry) else label.kind == STATE
         if state:
             before = self._tokens.get(label.parent)
             if before is None:
@@ -92,24 +109,36 @@ class Checks:
                 require(low == known.low[len(above) :].tobytes(), f"{where}: derived KV as canonical")
         self._good[key, canonical] = found
 
-    def slot(self, engine: SimulatedEngine, slot: Slot) -> None:
-        """A slot of the engine must hold what the scheduler believes."""
+    def slot(self, engine: SimulatedEngine, slot: Slot, before: CheckedSlot) -> CheckedSlot:
+        """A slot of the engine must hold what the scheduler believes.
+
+        Args:
+            before: what this has returned for the slot before. What is as it was then is not looked at again.
+        """
         held = engine._slots[slot.number]
         require(held.length == len(slot), f"slot {slot.number} holds {held.length} tokens, not {len(slot)}")
-        if not len(slot):
-            return
-        tokens = np.array(slot.tokens, np.int32)
+        changed, canonical, data = engine.changed[slot.number], min(slot.canonical, len(slot)), slot.tokens.tobytes()
+        found = CheckedSlot(data, canonical, slot.now)
+        if changed == UNCHANGED and found == before:
+            return before
+        engine.changed[slot.number] = UNCHANGED
+        if not data:
+            return found
+        tokens = np.frombuffer(data, np.int32)
         known = self.oracle.kv(tokens)
-        require(np.array_equal(held.high[: len(slot)], known.high), f"slot {slot.number} holds KV of other tokens")
-        canonical = min(slot.canonical, len(slot))
-        same = np.array_equal(held.low[:canonical], known.low[:canonical])
-        require(same, f"slot {slot.number} holds derived KV as canonical")
+        same = min(changed, len(before.tokens) // WIDTH if data.startswith(before.tokens) else 0)
+        high = held.high[same : held.length].tobytes() == known.high[same:].tobytes()
+        require(high, f"slot {slot.number} holds KV of other tokens")
+        same = min(same, before.canonical)
+        low = held.low[same:canonical].tobytes() == known.low[same:canonical].tobytes()
+        require(low, f"slot {slot.number} holds derived KV as canonical")
         if not engine.traits.sliceable:
             require(held.state_high == known.state_high, f"slot {slot.number} holds the state of other tokens")
         for number, key in enumerate(slot.ids):
             if key not in self._tokens:
                 self._tokens[key] = tokens[: (number + 1) * self._block_size]
         self.lifetimes.computed(engine, slot)
+        return found
 
     # ── moments ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -129,15 +158,21 @@ class Checks:
 
     def memory(self, runtime: Runtime) -> None:
         """The content of all entries in memory."""
-        store = runtime.cache.store
-        for entry in store.index:
-            canonical = entry.copies.get(store.memory.name)
+        memory = runtime.cache.memory
+        cells = {
+            kind: (arena.size, arena._bytes[: arena._fresh * arena.size].tobytes()) for kind, arena in memory._arenas.items()
+        }
+        for entry in runtime.cache.index:
+            canonical = entry.copies.get(memory.name)
             if canonical is not None:
-                data = store.memory.read(entry.id)
-                require(data is not None, "an entry without a cell")
-                assert data is not None
-                size = len(data) if entry.state else len(entry.tokens) * (self._width + self._low)
-                self.entry(entry, data[:size], canonical, "memory")
+                state, place = entry.state, entry.cell
+                require(place is not None, "an entry without a cell")
+                assert place is not None
+                size, data = cells[STATE if state else KV]
+                begin = (place >> 1) * size
+                used = memory._sizes.get(place, size) if state else entry.length * (self._width + self._low)
+                require(place & 1 == state, "an entry in a cell of another kind")
+                self.entry(entry, data[begin : begin + used], canonical, "memory")
 
     def objects(self, files: FileSystem) -> None:
         """All objects on disk that a reader would take for good."""
@@ -148,8 +183,9 @@ class Checks:
                 header = format.decode(bytes(file.data[: format.header_size(bytes(file.data[:32]))]), len(file.data))
             except FormatError:
                 raise Violation(f"disk: {name[:12]} is no object, though nothing has damaged it") from None
-            payload = np.frombuffer(bytes(file.data[header.at :]), np.uint8)
-            require(format.checksum(payload) == header.checksum, "disk: an object with another content than it says")
+            payload = bytes(file.data[header.at :])
+            same = format.checksum(np.frombuffer(payload, np.uint8)) == header.checksum
+            require(same, "disk: an object with another content than it says")
             require(header.label.key.hex() == name.split(".")[0], "disk: an object under another name")
             if header.label.fingerprint == self._fingerprint:
                 self.entry(header.label, payload, header.label.canonical, "disk")
@@ -218,6 +254,7 @@ class Watch(NoListener):
         self.terms: dict[bytes, tuple[float, float]] = {}
         self._changed = True
         self._held: tuple[int, ...] = ()
+        self._slots: dict[int, CheckedSlot] = {}
 
     def _leaves(self, number: int) -> None:
         if self.runtime is not None:
@@ -251,7 +288,7 @@ class Watch(NoListener):
         checks.steps += 1
         try:
             for slot in slots:
-                checks.slot(self._engine, slot)
+                self._slots[slot.number] = checks.slot(self._engine, slot, self._slots.get(slot.number, CheckedSlot()))
             held = [job.slot for job in running]
             require(None not in held and len({id(slot) for slot in held}) == len(held), "two replies in one slot")
             require(all(slot.busy == (slot in held) for slot in slots), "a slot is busy for nobody, or free for a reply")

@@ -41,25 +41,34 @@ class Connection(sqlite3.Connection):
 
     def _statement(self, sql: str, run: Callable[[], sqlite3.Cursor]) -> Any:
         self._check()
-        reads = sql.startswith(("SELECT", "PRAGMA"))
-        if world().trace is not None:
-            world().say(f"sql {sql[:100]!r}")
-        if reads or self.in_transaction or sql.startswith("BEGIN"):
-            self._meet("select" if reads else "change")
-            world().pause(SECONDS)
-            return self._patiently(run)
-        return self._commit(lambda: self._patiently(run))  # a transaction of its own
+        selects = sql.startswith("SELECT")
+        reads = selects or sql.startswith("PRAGMA")
+        here = world()
+        if here.trace is not None:
+            here.say(f"sql {sql[:100]!r}")
+        try:
+            if reads or self.in_transaction or sql.startswith("BEGIN"):
+                self._meet("select" if reads else "change")
+                here.pause(SECONDS)
+                return self._patiently(run)
+            return self._commit(lambda: self._patiently(run))  # a transaction of its own
+        finally:
+            if not selects:
+                system().real_changes()
 
     def __exit__(self, kind: Any, *rest: Any) -> Any:
-        if kind is None and self.in_transaction:
-            self._check()
-            try:
-                return self._commit(lambda: sqlite3.Connection.__exit__(self, kind, *rest))
-            except BaseException:
-                if not self.dead and self.in_transaction:
-                    self.rollback()
-                raise
-        return sqlite3.Connection.__exit__(self, kind, *rest)
+        try:
+            if kind is None and self.in_transaction:
+                self._check()
+                try:
+                    return self._commit(lambda: sqlite3.Connection.__exit__(self, kind, *rest))
+                except BaseException:
+                    if not self.dead and self.in_transaction:
+                        self.rollback()
+                    raise
+            return sqlite3.Connection.__exit__(self, kind, *rest)
+        finally:
+            system().real_changes()
 
     def _commit(self, run: Callable[[], Any]) -> Any:
         crash, faults = self._meet("commit", crashes=False), system().faults
@@ -125,6 +134,7 @@ class Connection(sqlite3.Connection):
         self._check()
         self.dead = True
         super().close()
+        system().real_changes()
 
     def end(self) -> None:
         """The process has died."""
@@ -132,6 +142,7 @@ class Connection(sqlite3.Connection):
             self.dead = True
             self.rollback()
             sqlite3.Connection.close(self)
+            system().real_changes()
 
 
 def connect(path: Any, *, timeout: float, isolation_level: None, check_same_thread: bool) -> Connection:
@@ -141,6 +152,7 @@ def connect(path: Any, *, timeout: float, isolation_level: None, check_same_thre
     assert real is not None
     made = sqlite3.connect(real, timeout=0, isolation_level=None, check_same_thread=False, factory=Connection)
     sqlite3.Connection.execute(made, "PRAGMA cache_size=-512")
+    files.real_changes()
     task = world().task
     assert task is not None
     task.process.exits.append(made.end)

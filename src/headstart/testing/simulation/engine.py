@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headstart.errors import EngineError
 from headstart.interfaces.engine import KVSegment, Logits, Span, Step
 from headstart.interfaces.tokens import Bytes
-from headstart.testing.fake_engine import FakeEngine, Operation
+from headstart.testing.fake_engine import FakeEngine, Operation, _Slot
 from headstart.testing.simulation.faults import Faults
 from headstart.testing.simulation.kernel import world
 from headstart.testing.simulation.threads import TIME
@@ -24,6 +25,8 @@ COPY = 2e-3
 """Most virtual seconds of an export or import."""
 
 
+UNCHANGED = 1 << 30
+"""No position of a slot has changed."""
 DRAWN = 4096
 """Most digests of KV whose logits are kept, by a whole process. A cold run draws those of the server once more."""
 
@@ -59,6 +62,7 @@ class SimulatedEngine(UntimedEngine):
 
     Attributes:
         made: by slot, when each position was computed there, in seconds since 1970; less than 0 for what was imported.
+        changed: by slot, the first position whose content may have changed since somebody has set this to `UNCHANGED`.
         leaves: called with a slot whose content is exported, and may be gone after the step.
         spoiled: requests whose slot a failed prefill or decode has spoiled. So many may fail.
     """
@@ -67,18 +71,22 @@ class SimulatedEngine(UntimedEngine):
         super().__init__(**options)
         self._faults = faults
         self.made = np.full((self.shape.slots, self.shape.ctx), -1.0)
+        self.changed = [0] * self.shape.slots
         self.leaves: Callable[[int], None] = lambda slot: None
         self.spoiled = 0
 
     def prefill(self, slot: int, tokens: npt.NDArray[np.int32], *, logits: bool) -> None:
         world().pause(PREFILL * len(tokens))
         start = self._slots[slot].length
+        self._change(slot, start)
         super().prefill(slot, tokens, logits=logits)
         self.made[slot, start : start + len(tokens)] = TIME.time()
 
     def decode(self, steps: Sequence[Step]) -> None:
         world().pause(DECODE)
         self._deciding = len(steps)
+        for step in steps:
+            self._change(step.slot, self._slots[step.slot].length)
         super().decode(steps)
         for step in steps:
             self.made[step.slot, self._slots[step.slot].length - 1] = TIME.time()
@@ -90,6 +98,7 @@ class SimulatedEngine(UntimedEngine):
 
     def import_kv(self, slot: int, segments: Sequence[KVSegment]) -> None:
         world().pause(COPY)
+        self._change(slot, 0)
         super().import_kv(slot, segments)
         self.made[slot] = -1.0
 
@@ -99,8 +108,29 @@ class SimulatedEngine(UntimedEngine):
 
     def import_checkpoint(self, slot: int, segments: Sequence[KVSegment], state: Bytes) -> None:
         world().pause(COPY)
+        self._change(slot, 0)
         super().import_checkpoint(slot, segments, state)
         self.made[slot] = -1.0
+
+    def rewind(self, slot: int, length: int, state: Bytes) -> None:
+        self._change(slot, 0)
+        super().rewind(slot, length, state)
+
+    def truncate(self, slot: int, length: int) -> None:
+        self._change(slot, length)
+        super().truncate(slot, length)
+
+    def _change(self, slot: int, start: int) -> None:
+        self.changed[slot] = min(self.changed[slot], start)
+
+    def _fail(self, operation: Operation, *slots: _Slot) -> None:
+        try:
+            super()._fail(operation, *slots)
+        except EngineError:
+            for number, one in enumerate(self._slots):
+                if any(one is failed for failed in slots):
+                    self._change(number, 0)
+            raise
 
     def _failing(self, operation: Operation) -> bool:
         kind = self._faults.take(operation)

@@ -77,9 +77,12 @@ class Erasures:
 
     def _left(self, label: Label) -> bool:
         """Whether an object was deleted. A server may hold what is `swept` until it hears of it, but not write it."""
-        key, made = label.key, self._made.get(label.parent if label.kind == STATE else label.key, 0.0)
-        swept = any(max(label.written, made) <= before and key not in spared for before, spared in self._swept)
-        return swept or self._old(key, label.written)
+        block = label.parent if label.kind == STATE else label.key
+        return self._is_swept(label.key, block, label.written) or self._old(label.key, label.written)
+
+    def _is_swept(self, key: BlockId, block: BlockId, written: float) -> bool:
+        latest = max(written, self._made.get(block, 0.0))
+        return any(latest <= before and key not in spared for before, spared in self._swept)
 
     def _old(self, key: BlockId, written: float) -> bool:
         """Whether what was written at a time, of an entry of this key, was deleted by its owner."""
@@ -113,6 +116,12 @@ class Erasures:
         for task in getattr(scheduler.settle, "_tasks", ()):
             old = any(self._old(key, task.turn.written) for key in task.turn.ids)
             require(not old, "a deleted turn will be settled")
+
+    def heard(self, runtime: Runtime) -> None:
+        """A server that rests has nothing of what is swept."""
+        for entry in runtime.cache.index if self._swept else ():
+            swept = self._is_swept(entry.id, entry.parent if entry.state else entry.id, entry.written)
+            require(not swept, "a server has what was deleted with everything else")
 
     # ── the disk ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

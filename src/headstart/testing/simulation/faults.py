@@ -50,6 +50,8 @@ DISK_FAULTS = tuple(
     kind for kind, calls in MEETS.items() if calls[0] in (*FILE_CALLS, *SQL_CALLS) and kind not in ("power_loss", "kill")
 )
 ENGINE_FAULTS = tuple(kind for kind, calls in MEETS.items() if calls[0] not in (*FILE_CALLS, *SQL_CALLS))
+STATE_FAULTS = ("export checkpoint", "import checkpoint", "rewind")
+"""Those of models with a state only."""
 
 
 @dataclass(slots=True)

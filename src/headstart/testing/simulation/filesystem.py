@@ -5,6 +5,7 @@ Each call takes virtual time, so other tasks run during it, and meets the fault 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -52,6 +53,7 @@ class FileSystem:
         self._opened: dict[int, OpenFile] = {}
         self._next = 1000
         self._locks = FileLocks()
+        self._known_real: dict[str, os.stat_result] | None = None
         self.after_crash: dict[str, bytes] | None = None  # what a torn commit leaves of the catalogue
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -90,6 +92,7 @@ class FileSystem:
             self._close(number)
 
     def lose_power(self) -> None:
+        self.real_changes()
         self._opened.clear()
         self._locks = FileLocks()
 
@@ -110,6 +113,7 @@ class FileSystem:
         file = None
         if (real := self.is_real(name)) is not None:
             os.close(os.open(real, flags, mode))
+            self.real_changes()
         elif name not in self.disk.names:
             if kind == "missing" and self._is_object(name):
                 self.faults.counts[kind] += 1
@@ -212,6 +216,7 @@ class FileSystem:
         if (real := self.is_real(name)) is not None:
             self.dropped()
             os.unlink(real)
+            self.real_changes()
         else:
             self.disk.unlink(name)
 
@@ -222,19 +227,33 @@ class FileSystem:
             raise FileNotFoundError(2, "simulated: no such folder", folder)
         names = list(self.disk.names[folder])
         if folder == ROOT:
-            names += sorted(os.listdir(self.real))
+            names += self._real_files()
         return Entries([FolderEntry(folder, name, self._entry) for name in names])
 
     def _entry(self, folder: str, name: str) -> Any:
         if name.startswith(_REAL):
-            return os.stat(self.real / name)
+            known = self._real_files()
+            return known[name] if name in known else os.stat(self.real / name)
         return stat_of(self.disk.file(f"{folder}/{name}"))
+
+    def _real_files(self) -> dict[str, os.stat_result]:
+        """The files of SQLite, in order. Their state is asked once as long as SQLite does nothing."""
+        if self._known_real is None:
+            self._known_real = {}
+            for name in sorted(os.listdir(self.real)):
+                with contextlib.suppress(FileNotFoundError):
+                    self._known_real[name] = os.stat(self.real / name)
+        return self._known_real
+
+    def real_changes(self) -> None:
+        """SQLite does something with its files."""
+        self._known_real = None
 
     def stat(self, path: Any, *, follow_symlinks: bool = True) -> Any:
         name = str(path)
-        if (real := self.is_real(name)) is not None:
+        if self.is_real(name) is not None:
             self.call("stat", name)
-            return os.stat(real)
+            return self._entry(ROOT, name.rpartition("/")[2])
         if name in self.disk.names:
             return FOLDER
         self.call("stat", name)

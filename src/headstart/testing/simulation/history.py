@@ -6,13 +6,15 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from headstart.testing.simulation.faults import DISK_FAULTS, ENGINE_FAULTS
+from headstart.testing.simulation.faults import DISK_FAULTS, ENGINE_FAULTS, STATE_FAULTS
 
 What = Literal[
     "ask", "abort", "fault", "clock", "pin", "unpin", "delete", "erase slot", "term", "restart", "second", "space", "rm"
 ]
 HOWS = ("turn", "turn", "turn", "turn", "edit", "edit last", "branch", "again", "retry", "style")
 """How a conversation goes on."""
+REQUESTS = 29, 33
+"""Fewest and most requests of a history, without floods at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Scenario:
         dice = random.Random(seed)
         setup = _setup(dice)
         asks = _asks(dice, setup)
-        events = [*asks, *_trouble(dice, setup), *_wishes(dice, setup, asks)]
+        events = [*asks, *_trouble(dice, setup, asks[-1].at), *_wishes(dice, setup, asks)]
         rounded = (replace(event, at=round(event.at, 4)) for event in events)  # as they are printed
         return cls(seed, setup, tuple(sorted(rounded, key=lambda event: event.at)))
 
@@ -93,8 +95,8 @@ def _setup(dice: random.Random) -> Setup:
         stateful=stateful,
         any_cut=dice.random() < 0.25,
         slots=dice.randint(1, 4),
-        memory=dice.choice([dice.randint(12, 40), dice.randint(40, 120)]),
-        objects=dice.choice([dice.randint(6, 30), dice.randint(30, 120)]),
+        memory=dice.choice([dice.randint(12, 30), dice.randint(20, 60), dice.randint(60, 120)]),
+        objects=dice.choice([dice.randint(6, 30), dice.randint(30, 120), dice.randint(80, 200)]),
         tenants=dice.randint(3, 4),
         transfer=dice.choice([0, 0, 256, 1024]),
         settle=dice.random() < 0.7,
@@ -109,7 +111,9 @@ def _setup(dice: random.Random) -> Setup:
 def _asks(dice: random.Random, setup: Setup) -> list[Happening]:
     """Requests, and what their callers do to them."""
     events, now = list[Happening](), 0.5
-    for _ in range(dice.randint(30, 50)):
+    wanted, asked = dice.randint(*REQUESTS), 0
+    while asked < wanted:
+        asked += 1
         who, talk = dice.randrange(setup.tenants), dice.randrange(3)
         event = Happening(
             now, "ask", who, talk, dice.choice(HOWS), dice.randint(1, 20), dice.randrange(1 << 30), dice.randint(1, 12)
@@ -119,27 +123,29 @@ def _asks(dice: random.Random, setup: Setup) -> list[Happening]:
             events.append(Happening(now + dice.random() * dice.choice([0.05, 0.5, 2.0]), "abort", who, talk))
         if dice.random() < 0.04:  # a flood
             for _ in range(dice.randint(4, 9)):
+                asked += 1
                 events.append(replace(event, at=now, talk=dice.randrange(3), how="flood", seed=dice.randrange(1 << 30)))
-        now += dice.choice([0.0, 0.05, 0.3, 1.5, 6.0]) * dice.random()
+        now += dice.choice([0.0, 0.05, 0.3, 2.0, 10.0]) * dice.random()
     return events
 
 
-def _trouble(dice: random.Random, setup: Setup) -> list[Happening]:
-    """Faults, crashes, and what operators do."""
+def _trouble(dice: random.Random, setup: Setup, last: float) -> list[Happening]:
+    """Faults, crashes, and what operators do, mostly before the `last` request."""
     events = list[Happening]()
-    span = 40.0
+    span = last + 5.0
     calm = dice.random() < 0.1
 
     def at() -> float:
         return dice.random() * span
 
-    for _ in range(0 if calm else dice.randint(4, 26)):
-        kind = dice.choice(ENGINE_FAULTS if dice.random() < 0.35 else DISK_FAULTS)
-        events.append(Happening(at(), "fault", how=kind, size=dice.choice([0, 0, 1, 3, 10, 40])))
+    engine = [kind for kind in ENGINE_FAULTS if setup.stateful or kind not in STATE_FAULTS]
+    for _ in range(0 if calm else dice.randint(10, 40)):
+        kind = dice.choice(engine if dice.random() < 0.35 else DISK_FAULTS)
+        events.append(Happening(at(), "fault", how=kind, size=dice.choice([0, 0, 0, 1, 3, 10, 30])))
     for _ in range(0 if calm else dice.choice([0, 0, 1, 1, 2, 3])):
         kind = dice.choice(["power_loss", "power_loss", "kill"])
         events.append(Happening(at(), "fault", how=kind, size=dice.choice([0, 1, 3, 10, 30, 90])))
-    if dice.random() < 0.3:
+    if dice.random() < 0.4:
         events.append(Happening(at(), "restart", seed=dice.randrange(1 << 30)))
     if dice.random() < 0.3:
         start = at()

@@ -1,7 +1,8 @@
 """Install: puts the stand-ins into the modules of production, in place of the standard library's.
 
 The seam is the standard library: production calls `time`, `threading`, `queue`, `os`, `shutil`, `fcntl`, `sqlite3`, `Path` and
-`Future` as it always does, and no line of it is different in a simulation. A call that is not simulated raises.
+`Future` as it always does, and no line of it is different in a simulation. A call that is not simulated raises. Templates are
+compiled once for all servers, only because that takes long.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from typing import Any
 
 import headstart.serving.runtime
 import headstart.tiers.write_behind  # noqa: F401
+from headstart.prompt.chat_template import Template
 from headstart.testing.simulation.calls import FCNTL, OS, SHUTIL, SimulatedPath
 from headstart.testing.simulation.database import SQLITE
+from headstart.testing.simulation.talks import compiled
 from headstart.testing.simulation.threads import QUEUE, THREADING, TIME, Future
 
 PACKAGES = ("headstart.serving", "headstart.prefix_cache", "headstart.tiers", "headstart.lru", "headstart.config")
@@ -41,6 +44,7 @@ STAND_INS: tuple[tuple[object, object], ...] = (
     (sqlite3, SQLITE),
     (pathlib.Path, SimulatedPath),
     (concurrent.futures.Future, Future),
+    (Template, compiled),
 )
 
 

@@ -56,7 +56,7 @@ class SimulatedMachine:
         self.files.crash = self._crash
         self.files.synced = self._synced
         self.salts = [f"tenant {who}" for who in range(self.setup.tenants)]
-        self.cold = UntimedEngine(**options(self.setup))
+        self.cold = UntimedEngine(**{**options(self.setup), "slots": 2})
         term, size = float("inf") if self.setup.expire is None else self.setup.expire, self.cold.traits.block_size
         lifetimes = Lifetimes(term, size, lambda: self.here.now, self.files.now)
         pinned = PinnedChains(limits(self.setup.share, disk_budget(self.setup)), expires=self.setup.expire is not None)

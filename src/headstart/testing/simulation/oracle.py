@@ -10,8 +10,11 @@ import numpy.typing as npt
 from headstart.interfaces.engine import Sampling, Step
 from headstart.interfaces.tokens import Tokens
 from headstart.prefix_cache.planner import next_call
+from headstart.prefix_cache.siblings import WIDTH
 from headstart.testing.fake_engine import FakeEngine, FakeSampler, _Slot
 
+_KV, _REPLY = 0, 1
+"""Slots."""
 KEPT = 4000
 """Most beginnings whose KV is kept."""
 
@@ -27,10 +30,11 @@ class ColdKV:
 
 
 class Oracle:
-    """Computes with an engine of its own, of the same weights."""
+    """Computes with an engine of its own, of the same weights. It has two slots: for KV, and for the prompt of a reply."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
+        self._prompt = b""  # what the second slot holds, with its logits
         self._block_size = engine.traits.block_size
         self._known: dict[bytes, ColdKV] = {}
         self._replies: dict[tuple[bytes, object, int], tuple[int, ...]] = {}
@@ -43,13 +47,16 @@ class Oracle:
         if found is not None:
             return found
         length = len(tokens)
-        at = (length - 1) // self._block_size * self._block_size
-        slot = self._slot(self.kv(tokens[:at]) if at else None)
+        at, before = length - 1, self._known.get(data[:-WIDTH])
+        if before is None:
+            at = at // self._block_size * self._block_size
+            before = self.kv(tokens[:at]) if at else None
+        slot = self._slot(_KV, before)
         self.engine._append(slot, tokens[at:], [b""] * (length - at))
         return self._keep(data, slot)
 
-    def _slot(self, known: ColdKV | None) -> _Slot:
-        slot = self.engine._slots[0]
+    def _slot(self, number: int, known: ColdKV | None) -> _Slot:
+        slot = self.engine._slots[number]
         slot.clear()
         if known is not None:
             slot.length = len(known.high)
@@ -68,31 +75,35 @@ class Oracle:
         """The bytes of the logits at the end of a prompt."""
         data = np.ascontiguousarray(tokens, np.int32).tobytes()
         if data not in self._logits:
-            self._prefill(tokens)
-            self._logits[data] = self.engine.logits(0).tobytes()
+            self._prefill(tokens, data)
+            self._logits[data] = self.engine.logits(_REPLY).tobytes()
         return self._logits[data]
 
-    def _prefill(self, tokens: Tokens) -> None:
-        size = self._block_size
+    def _prefill(self, tokens: Tokens, data: bytes) -> None:
+        if self._prompt == data:
+            return
+        size, self._prompt = self._block_size, b""
         at = (len(tokens) - 1) // size * size
-        self._slot(self.kv(tokens[:at]) if at else None)
+        self._slot(_REPLY, self.kv(tokens[:at]) if at else None)
         while at < len(tokens):
             count = next_call(at, len(tokens), at, self.engine.shape.batch, self.engine.traits)
-            self.engine.prefill(0, np.asarray(tokens[at : at + count], np.int32), logits=at + count == len(tokens))
+            self.engine.prefill(_REPLY, np.asarray(tokens[at : at + count], np.int32), logits=at + count == len(tokens))
             at += count
+        self._prompt = data
 
     def reply(self, tokens: Tokens, sampling: Sampling, most: int) -> tuple[int, ...]:
         """The reply of a cold run, with at most so many tokens."""
         key = np.ascontiguousarray(tokens, np.int32).tobytes(), sampling, most
         if key not in self._replies:
-            self._prefill(tokens)
+            self._prefill(tokens, key[0])
             sampler, found = FakeSampler(sampling), list[int]()
             while len(found) < most and len(tokens) + len(found) <= self.engine.shape.ctx:
-                found.append(self.engine.sample(0, sampler))
+                found.append(self.engine.sample(_REPLY, sampler))
                 if found[-1] in self.engine.tokenizer.eog or len(found) == most:
                     break
-                if self.engine.length(0) >= self.engine.shape.ctx:
+                if self.engine.length(_REPLY) >= self.engine.shape.ctx:
                     break
-                self.engine.decode([Step(0, found[-1])])
+                self._prompt = b""
+                self.engine.decode([Step(_REPLY, found[-1])])
             self._replies[key] = tuple(found)
         return self._replies[key]

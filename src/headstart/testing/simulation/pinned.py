@@ -135,6 +135,7 @@ class PinnedChains:
         if not (self._chains or self._free):
             return
         found = _pins(files.real)
+        files.real_changes()
         for key in self._promised() - files.missing - files.put_aside:
             require(key in found, "a pin is not in the catalogue")
         require(self._free.isdisjoint(found), "an unpinned object is still pinned")
@@ -143,6 +144,13 @@ class PinnedChains:
             held[owner] = held.get(owner, 0) + allocated
         total = sum(held.values())
         require(all(self._limits.fits(size, total) for size in held.values()), "more is pinned on disk than may be")
+
+    def known(self, runtime: Runtime, files: FileSystem) -> None:
+        """A server that rests knows all that is pinned on disk, so that it can use it, and its owner can unpin it."""
+        index, disk = runtime.cache.index, runtime.cache.disk.name
+        for key in self._promised() - files.missing - files.put_aside:
+            entry = index.get(key)
+            require(entry is not None and disk in entry.copies, "a server does not know a pinned object")
 
     def server(self, runtime: Runtime) -> None:
         """Memory holds what only memory has, and not more than may be pinned there."""

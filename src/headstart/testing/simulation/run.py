@@ -139,6 +139,8 @@ class HistoryRun(Clients):
                 self.checks.rows(self.files, disk.catalog._db)
                 self.checks.erasures.rows(disk.catalog._db)
                 self.checks.pinned.rows(self.files)
+                self.checks.pinned.known(runtime, self.files)
+                self.checks.erasures.heard(runtime)
         self.checks.erasures.files(self.files)
         self.checks.pinned.files(self.files)
         self.checks.lifetimes.files(self.files)

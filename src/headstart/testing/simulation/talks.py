@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from headstart.interfaces.conversation import Conversation, Message
+from headstart.prompt.chat_template import Template
 from headstart.testing.fake_engine import CHATML, FakeTokenizer
 from headstart.testing.simulation.history import Happening
 
@@ -21,8 +24,20 @@ LONGEST = 12
 """Most messages of a conversation. A longer one begins anew."""
 
 
+@cache
 def tokenizer() -> FakeTokenizer:
+    """The tokenizer of all models."""
     return FakeTokenizer((*SPOKEN, "user\n", "assistant\n", "system\n"), chat_template=TEMPLATE)
+
+
+def compiled(source: str, names: Mapping[str, str]) -> Template:
+    """A template, compiled once for all servers: they start often."""
+    return _compiled(source, tuple(names.items()))
+
+
+@cache
+def _compiled(source: str, names: tuple[tuple[str, str], ...]) -> Template:
+    return Template(source, dict(names))
 
 
 def text(seed: int, words: int) -> str:
