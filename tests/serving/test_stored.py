@@ -24,7 +24,8 @@ from headstart.serving.stored import CachedChain
 from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers import write_behind
 from headstart.tiers.disk import Disk, store
-from headstart.tiers.notices import ObjectFound
+from headstart.tiers.disk.chains import StoredChains
+from headstart.tiers.notices import ObjectFound, ObjectRefused
 from headstart.tiers.write_behind import WriteBehind
 from live import wait_until
 from remains import Clock, kept, mark, marked, stored
@@ -294,6 +295,82 @@ def test_pins_of_the_command_line_reach_a_running_server(tmp_path: Path, capsys:
             assert not left.value.code
             wait_until(lambda pinned=pinned: runtime.stored.get(chain.id, None).pinned == pinned)  # type: ignore[misc]
             assert (runtime.cache.store.pins.held > 0) == pinned
+
+
+def test_nothing_is_offered_to_the_disk_after_memory_was_returned(tmp_path: Path) -> None:
+    """A deletion that ended after the server had stopped took a refusal of the disk, and offered the entry again."""
+    runtime = Runtime(
+        lambda: FakeEngine(slots=1, ctx=1024), Settings(memory_budget=64 << 10, cache_dir=tmp_path), clock=Clock()
+    )
+    store = runtime.cache.store
+    entry = say(runtime, LONG).entries[0]
+    label = store.label(entry, True)
+    runtime.close()
+    store.offload.gone(entry.id)
+    store.offload.writing[entry.id] = entry
+    runtime.cache.disk._notices.append(ObjectRefused(label, "fault"))  # type: ignore[union-attr]
+    store.offload.take_notices()
+    assert not store.offload.writing
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_deletion_of_everything_spares_can_still_be_used(tmp_path: Path, kind: str) -> None:
+    """A running server took pinned chains for deleted until its next start: it computed them, and nobody could unpin them."""
+    with started(tmp_path, engine=KINDS[kind]) as runtime:
+        chain = say(runtime, LONG)
+        say(runtime, f"Another text, which is not pinned. {LONG}")
+        runtime.stored.pin(chain.id, None)
+        before = runtime.clock()
+        runtime.clock.now += 1  # type: ignore[attr-defined]
+        with closing(Disk(tmp_path, 1 << 40, clock=runtime.clock)) as disk:
+            disk.erase(disk.catalog.keys(), before, lambda: StoredChains(disk.catalog.rows()).needed())
+            left = disk.catalog.keys()
+        runtime.scheduler.wake()
+        wait_until(lambda: runtime.cache.store.terms.before == before and not runtime.scheduler.expiry.busy)
+        quiet(runtime)
+        assert {entry.id for entry in runtime.cache.index} == left >= {entry.id for entry in chain.entries}
+        assert ask(runtime, [user(LONG)], max_tokens=1).report.computed <= 8
+        assert not runtime.stored.unpin(chain.id, None).pinned
+        runtime.stored.delete(chain.id, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pinned_object_that_a_fault_destroys_is_pinned_again_when_it_is_stored_again(tmp_path: Path, kind: str) -> None:
+    with started(tmp_path, engine=KINDS[kind]) as runtime:
+        chain = say(runtime, LONG)
+        runtime.stored.pin(chain.id, None)
+    with started(tmp_path, engine=KINDS[kind]) as runtime:
+        wait_until(lambda: len(runtime.cache.store.pins) > 0)
+        with closing(Disk(tmp_path, 1 << 40)) as disk:
+            pinned = disk.catalog.pinned(runtime.engine.fingerprint)
+            path = disk.path(chain.id)
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        say(runtime, LONG)
+        assert runtime.cache.disk.counters["fault_corrupt"]  # type: ignore[union-attr]
+        with closing(Disk(tmp_path, 1 << 40)) as disk:
+            wait_until(lambda: disk.catalog.pinned(runtime.engine.fingerprint) == pinned)
+        wait_until(lambda: runtime.stored.get(chain.id, None).pinned)
+
+
+def test_unpinning_passes_over_what_a_fault_has_destroyed(tmp_path: Path) -> None:
+    """Else the blocks before it would stay pinned, and it would be pinned when it is stored again."""
+    with started(tmp_path) as runtime:
+        chain = say(runtime, LONG)
+        runtime.stored.pin(chain.id, None)
+    with started(tmp_path) as runtime:
+        wait_until(lambda: len(runtime.cache.store.pins) > 0)
+        middle, pins = chain.entries[len(chain.entries) // 2].id, runtime.cache.store.pins
+        with closing(Disk(tmp_path, 1 << 40)) as disk:
+            disk.path(middle).write_bytes(b"bad")
+            assert disk.quarantine(middle) is None
+        wait_until(lambda: runtime.cache.index.get(middle) is None)
+        runtime.stored.unpin(chain.id, None)
+        assert not len(pins)
+        say(runtime, LONG)
+        with closing(Disk(tmp_path, 1 << 40)) as disk:
+            assert not disk.catalog.pinned(runtime.engine.fingerprint)
 
 
 @pytest.mark.parametrize("disk", [False, True])

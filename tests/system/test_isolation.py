@@ -218,6 +218,7 @@ class Tier:
             lambda _: None,
             lambda _: None,
             lambda _: None,
+            lambda _: None,
             lambda _: True,
             lambda: 0.0,
         )

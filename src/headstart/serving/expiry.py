@@ -268,7 +268,7 @@ class Expiry:
                         limit = limits.get(entry.owner)
                         if limit is None:
                             limit = limits[entry.owner] = self._terms.due(entry.owner, now)
-                        if entry.written <= limit and self._cache.index.get(entry.id) is entry:
+                        if entry.written <= limit and self._cache.index.get(entry.id) is entry and self._store.spent(entry):
                             self._drop(entry.id)
                             dropped += 1
                             if dropped % DROPS == 0:

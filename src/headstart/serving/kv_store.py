@@ -89,8 +89,9 @@ class KvStore:
             self.label,
             self._stored,
             self.pins.found,
+            self.pins.lost,
             self.pins.left,
-            lambda label: not (label.key in self.barred or self._over(label.owner, label.written)),
+            lambda label: not (label.key in self.barred or self._expired(label.owner, label.written)),
             lambda: self.clock(),
         )
         self.shared_offer = SharedOffer(self.index, memory, self.shared, self.label)
@@ -171,15 +172,21 @@ class KvStore:
         return Label(entry.id, parent, fingerprint, start, tokens, canonical, seconds, kind, entry.written, entry.owner)
 
     def spent(self, entry: Entry) -> bool:
-        """Whether the time of an entry is over."""
-        return self._over(entry.owner, entry.written)
+        """Whether the time of an entry is over, or a user has deleted everything of that time.
+
+        What is still on disk after such a deletion was spared, because a pinned chain needs it.
+        """
+        known = self.index.get(entry.id)
+        if known is not None and self.disk.name in known.copies:
+            return self._expired(entry.owner, entry.written)
+        return entry.written <= self.terms.due(entry.owner, self.wall())
 
     def usable(self, entry: Entry) -> bool:
         """Whether a request may load an entry: its time is not over, and nobody is deleting it."""
         return not (entry.id in self.barred or self.spent(entry))
 
-    def _over(self, owner: bytes, written: float) -> bool:
-        return written <= self.terms.due(owner, self.wall())
+    def _expired(self, owner: bytes, written: float) -> bool:
+        return written <= self.terms.cut(owner, self.wall())
 
     def erase(self, entry: Entry) -> None:
         """Removes an entry from memory, with its ghost."""

@@ -49,6 +49,7 @@ class Offload:
         label: makes the description of an entry on disk; its second argument says whether the entry is canonical.
         stored: called for each entry that this process has stored on disk.
         pinned: called with all entries that are pinned on disk, when they change.
+        lost_by_fault: called with an entry that a fault takes from the disk, or an eviction.
         lost: called with an entry that the disk has lost and no other tier has.
         usable: whether an object of the disk may be used: not if it must be deleted.
 
@@ -69,6 +70,7 @@ class Offload:
         label: Callable[[Entry, bool], Label],
         stored: Callable[[BlockId], None],
         pinned: Callable[[Collection[BlockId]], None],
+        lost_by_fault: Callable[[Entry], None],
         lost: Callable[[Entry], None],
         usable: Callable[[Label], bool],
         clock: Callable[[], float],
@@ -86,6 +88,7 @@ class Offload:
         self._label = label
         self._stored = stored
         self._pinned = pinned
+        self._lost_by_fault = lost_by_fault
         self._lost = lost
         self._usable = usable
         self._clock = clock
@@ -116,7 +119,13 @@ class Offload:
     def lacking(self, entry: Entry) -> bool:
         """Whether the disk lacks an entry that it should have."""
         canonical = entry.copies.get(self._memory.name)
-        if canonical is None or not self._disk.on or len(entry.tokens) != self._index.block_size or entry.id in self.writing:
+        if (
+            canonical is None
+            or self._memory.closed
+            or not self._disk.on
+            or len(entry.tokens) != self._index.block_size
+            or entry.id in self.writing
+        ):
             return False
         if entry.id in self._leaving or (entry.id in self._unneeded and not entry.canonical):
             return False
@@ -198,7 +207,7 @@ class Offload:
                 case ObjectFound(label=label):
                     self._appeared(label)
                 case ObjectGone(key=key):
-                    self.gone(key)
+                    self.gone(key, fault=True)
                 case ObjectErased(key=key):
                     self.gone(key)
                     self.erased.add(key)
@@ -239,10 +248,12 @@ class Offload:
         for label in sorted(self._disk.find([one for key in lacking for one in (key, checkpoint_id(key))]), key=_place):
             self._appeared(label)
 
-    def gone(self, key: BlockId) -> None:
-        """The disk has lost an entry."""
+    def gone(self, key: BlockId, *, fault: bool = False) -> None:
+        """The disk has lost an entry. `fault`: if it is pinned, nobody wanted that."""
         entry = self._index.get(key)
         if entry is not None and self._disk.name in entry.copies:
+            if fault:
+                self._lost_by_fault(entry)
             self._index.remove(key, self._disk.name)
             if not entry.copies:
                 self._lost(entry)

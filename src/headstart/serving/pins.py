@@ -3,6 +3,8 @@
 With a disk, the disk's catalogue keeps the pins, so they outlive the process, and `headstart cache pin` sets them too. A pinned
 entry that the disk does not have yet, or can never have (an open tail), must fit into the memory's share for pins. Beyond that
 share, memory may evict a pinned entry that is on disk.
+
+What the disk loses by a fault loses its pin there too. It gets it back if this process stores it again.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class Pins:
         self._tell = tell
         self._here: set[BlockId] = set()  # pinned in this process; the disk has not confirmed it
         self._on_disk: Collection[BlockId] = frozenset()
+        self._lost: dict[BlockId, BlockId] = {}  # what was pinned on disk until a fault took it, with its parents
         self._held: Counter[bytes] = Counter()  # bytes of memory by owner
 
     def __contains__(self, key: BlockId) -> bool:
@@ -78,6 +81,8 @@ class Pins:
     def unpin(self, keys: Iterable[BlockId]) -> None:
         """Removes the pins of entries."""
         gone = {*keys}
+        for key in gone & self._lost.keys():
+            del self._lost[key]
         self._here -= gone
         self._on_disk = frozenset(self._on_disk) - gone
         self._release(gone)
@@ -89,13 +94,29 @@ class Pins:
         self._here -= {*keys}
         self._release(gone - self._here)
         self._tell(gone.symmetric_difference(keys))
+        for key in self._lost.keys() & keys:
+            del self._lost[key]
+        for key in [key for key in self._lost if self._is_on_disk(key)]:  # somebody has unpinned it
+            del self._lost[key]
         for key in keys:
             if (entry := self._index.get(key)) is not None:
                 self.came(entry)
 
+    def _is_on_disk(self, key: BlockId) -> bool:
+        return (entry := self._index.get(key)) is not None and self._disk.name in entry.copies
+
     def stored(self, key: BlockId) -> bool:
         """The disk has stored an entry. Returns whether it has to be pinned there."""
-        return key in self._here
+        return key in self._here or key in self._lost
+
+    def lost(self, entry: Entry) -> None:
+        """A fault has taken an entry from the disk."""
+        if entry.id in self._on_disk:
+            self._lost[entry.id] = entry.parent
+
+    def parent_of_lost(self, key: BlockId) -> BlockId | None:
+        """The parent of an entry that a fault has taken; None for all others."""
+        return self._lost.get(key)
 
     def came(self, entry: Entry) -> None:
         """An entry may have come into memory."""

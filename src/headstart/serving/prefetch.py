@@ -88,7 +88,7 @@ class Prefetch:
                     self._lent.append((result.over, cell))
                 else:
                     self._memory.release(cell)
-                self._memory_budget.offload.gone(entry.id)
+                self._memory_budget.offload.gone(entry.id, fault=True)
                 continue
             self._memory_budget.index.add(entry, self._memory.name, canonical=entry.copies[self._disk.name])
             self._memory.commit(entry.id, cell, result)

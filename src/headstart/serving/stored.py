@@ -171,11 +171,11 @@ class CachedChains:
 
         def unpin() -> LongWork[Future[None]]:
             yield from self._learn_all()
-            gone = set[BlockId]()
-            for entry in reversed(self._up(key, owner)):
-                if any(child.id in self._pins and child.id not in gone for child in self._index.children(entry.id)):
+            gone, last = set[BlockId](), self._up(key, owner)[-1].id
+            for block in self._up_over_gaps(last):
+                if any(child.id in self._pins and child.id not in gone for child in self._index.children(block)):
                     break
-                gone |= {entry.id, checkpoint_id(entry.id)}
+                gone |= {block, checkpoint_id(block)}
             self._pins.unpin(gone)
             return self._cache.disk.unpin(gone)
 
@@ -268,6 +268,13 @@ class CachedChains:
             found.append(entry)
             entry = self._index.get(entry.parent)
         return found[::-1]
+
+    def _up_over_gaps(self, last: BlockId) -> Iterator[BlockId]:
+        """The blocks of a chain, the last one first, also those that a fault has taken from the disk and that were pinned."""
+        at: BlockId | None = last
+        while at is not None and ((entry := self._index.get(at)) is not None or self._pins.parent_of_lost(at) is not None):
+            yield at
+            at = self._pins.parent_of_lost(at) if entry is None else entry.parent
 
     def _with_checkpoints(self, entries: Iterable[Entry]) -> list[Entry]:
         pairs = ((entry, self._index.get(checkpoint_id(entry.id))) for entry in entries)

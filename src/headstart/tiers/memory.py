@@ -76,6 +76,11 @@ class Memory(Store):
         return self._budget
 
     @property
+    def closed(self) -> bool:
+        """Whether all memory was returned, so that nothing can be read any more."""
+        return self._closed
+
+    @property
     def used(self) -> int:
         return sum(arena.held * arena.size for arena in self._arenas.values()) + self._claimed
 

@@ -248,7 +248,7 @@ class WriteBehind:
                 self._hung = [over]  # until it answers, nothing is read
                 return []
         labels = (row.label for row in rows if row.label.fingerprint == self._fingerprint)
-        found = [label for label in labels if label.written > self._terms.due(label.owner, now)]
+        found = [label for label in labels if label.written > self._terms.cut(label.owner, now)]
         self._looked_up.extend(label.key for label in found)
         return found
 
@@ -391,6 +391,7 @@ class WriteBehind:
                 while self._bad:  # before it is written again
                     row = disk.quarantine(self._bad.popleft())
                     if row is not None:
+                        self._watch.known.add([row.label.key])
                         self._notices.append(ObjectFound(row.label))
                 self._expire(disk)
                 while not self._asked.empty():
