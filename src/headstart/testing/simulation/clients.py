@@ -21,6 +21,9 @@ from headstart.testing.simulation.talks import Talk
 from headstart.tiers.disk import Disk
 from headstart.tiers.disk.chains import StoredChains
 
+LATE = 0.3
+"""How often a server that is being stopped may get a request."""
+
 
 class Clients(SimulatedMachine):
     """A machine with clients.
@@ -111,10 +114,11 @@ class Clients(SimulatedMachine):
         self._serve(server.process.name.rpartition(" ")[0])
 
     def _ready(self) -> SimulatedServer:
-        """A server that takes requests. There may be none for a while."""
-        while not (ready := [server for server in self.servers if server.ready]):
+        """A server that takes requests, or now and then one that is being stopped. There may be none for a while."""
+        dice = self.here.dice
+        while not (ready := [one for one in self.servers if one.ready or (one.stops and dice.random() < LATE)]):
             self.here.sleep(0.3)
-        return self.here.dice.choice(ready)
+        return dice.choice(ready)
 
     def _ask(self, event: Happening) -> None:
         talk = self.talks.setdefault((event.who, event.talk), Talk())

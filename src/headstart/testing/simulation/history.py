@@ -108,19 +108,23 @@ def _setup(dice: random.Random) -> Setup:
     )
 
 
+def _ask(dice: random.Random, setup: Setup, at: float) -> Happening:
+    how, size = dice.choice(HOWS), dice.randint(1, 20)
+    return Happening(
+        at, "ask", dice.randrange(setup.tenants), dice.randrange(3), how, size, dice.randrange(1 << 30), dice.randint(1, 12)
+    )
+
+
 def _asks(dice: random.Random, setup: Setup) -> list[Happening]:
     """Requests, and what their callers do to them."""
     events, now = list[Happening](), 0.5
     wanted, asked = dice.randint(*REQUESTS), 0
     while asked < wanted:
         asked += 1
-        who, talk = dice.randrange(setup.tenants), dice.randrange(3)
-        event = Happening(
-            now, "ask", who, talk, dice.choice(HOWS), dice.randint(1, 20), dice.randrange(1 << 30), dice.randint(1, 12)
-        )
+        event = _ask(dice, setup, now)
         events.append(event)
         if dice.random() < 0.12:
-            events.append(Happening(now + dice.random() * dice.choice([0.05, 0.5, 2.0]), "abort", who, talk))
+            events.append(Happening(now + dice.random() * dice.choice([0.05, 0.5, 2.0]), "abort", event.who, event.talk))
         if dice.random() < 0.04:  # a flood
             for _ in range(dice.randint(4, 9)):
                 asked += 1
@@ -146,7 +150,9 @@ def _trouble(dice: random.Random, setup: Setup, last: float) -> list[Happening]:
         kind = dice.choice(["power_loss", "power_loss", "kill"])
         events.append(Happening(at(), "fault", how=kind, size=dice.choice([0, 1, 3, 10, 30, 90])))
     if dice.random() < 0.4:
-        events.append(Happening(at(), "restart", seed=dice.randrange(1 << 30)))
+        stop = at()
+        events.append(Happening(stop, "restart", seed=dice.randrange(1 << 30)))
+        events += [_ask(dice, setup, stop + dice.random() * 0.3) for _ in range(dice.randint(0, 2))]
     if dice.random() < 0.3:
         start = at()
         events.append(Happening(start, "second"))

@@ -139,6 +139,11 @@ class SimulatedServer:
         self.ready = True
 
     @property
+    def stops(self) -> bool:
+        """Whether it is being stopped."""
+        return self.runtime is not None and self.closing and not self.closed
+
+    @property
     def disk(self) -> WriteBehind:
         assert self.runtime is not None
         assert isinstance(self.runtime.cache.disk, WriteBehind)
