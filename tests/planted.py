@@ -86,8 +86,8 @@ PLANTED = (
     Planted(
         "stored objects are not counted",
         "tiers/disk/store.py",
-        "        return self.catalog.used() + files.occupied(self.folder) + beside",
-        "        return files.occupied(self.folder) + beside",
+        "        return self.catalog.used() + files.occupied(self._temporary) + self._quarantine.used",
+        "        return files.occupied(self._temporary) + self._quarantine.used",
     ),
     Planted(
         "a bad object keeps its row",
@@ -326,7 +326,7 @@ PLANTED = (
     Planted(
         "unpinning takes what other pinned chains need",
         "serving/stored.py",
-        "                if any(child.id in self._pins and child.id not in gone for child in self._index.children(entry.id)):\n",
+        "                if any(child.id in self._pins and child.id not in gone for child in self._index.children(block)):\n",
         "                if False:\n",
     ),
     Planted(
@@ -334,5 +334,17 @@ PLANTED = (
         "serving/stored.py",
         "            if any(entry.id in self._pins for entry in going):\n",
         "            if False:\n",
+    ),
+    Planted(
+        "a server forgets what a deletion of everything spares",
+        "serving/kv_store.py",
+        "        if known is not None and self.disk.name in known.copies:\n",
+        "        if False:\n",
+    ),
+    Planted(
+        "a deletion of everything leaves memory",
+        "serving/expiry.py",
+        "            self._walk_again |= offload.before > self._terms.before\n",
+        "",
     ),
 )
