@@ -174,7 +174,7 @@ class Clients(SimulatedMachine):
                     runtime.keep(self.salts[event.who], float(event.size))
                     server.watch.terms[owner] = float(event.size), self.here.now
                 elif event.what == "erase slot":
-                    runtime.erase(event.who % self.setup.slots)
+                    runtime.erase(event.who % len(runtime.scheduler.slots))
                 elif talk is not None and talk.ids:
                     key, path = talk.ids[-1], talk.ids
                     match event.what:

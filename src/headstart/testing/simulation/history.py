@@ -25,6 +25,7 @@ class Setup:
         memory: cells for KV.
         objects: objects that fit on disk.
         share: largest share of a tenant in memory and on disk.
+        mixed: whether every second server has other options.
     """
 
     mode: Literal["fast", "exact"] = "fast"
@@ -41,6 +42,15 @@ class Setup:
     share: float = 1.0
     queue: int = 64
     stall: float = 0.25
+    mixed: bool = False
+
+    def of_server(self, number: int) -> Setup:
+        """The options of a server, the first of which has number 1. What its folder depends on is the same for all."""
+        if not self.mixed or number % 2:
+            return self
+        mode: Literal["fast", "exact"] = "fast" if self.mode == "exact" else "exact"
+        memory = self.memory + 24 if self.memory < 50 else self.memory // 2
+        return replace(self, mode=mode, memory=memory, slots=1 + self.slots % 4, settle=not self.settle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,7 @@ def _setup(dice: random.Random) -> Setup:
         share=dice.choice([1.0, 1.0, 0.3, 0.6]),
         queue=dice.choice([64, 64, 6]),
         stall=dice.choice([0.25, 0.02]),
+        mixed=dice.random() < 0.3,
     )
 
 

@@ -78,7 +78,8 @@ class SimulatedMachine:
 
     def _serve(self, name: str) -> None:
         self._lives += 1
-        server = SimulatedServer(self.here, self.faults, self.setup, self.checks, self.tenants, f"{name} {self._lives}")
+        setup = self.setup.of_server(self._lives)
+        server = SimulatedServer(self.here, self.faults, setup, self.checks, self.tenants, f"{name} {self._lives}")
         server.process.exits.append(lambda: self.files.leave(server.process))
         server.deletes = partial(self._deletes, server)
         self.servers.append(server)
