@@ -61,25 +61,25 @@ class Checks:
         erasures: what owners have deleted.
         lifetimes: how old blocks are.
         pinned: what owners have pinned.
+        oracles: by the fingerprint of their model.
         steps: steps of a scheduler that were checked.
     """
 
     def __init__(
-        self, oracle: Oracle, salts: Sequence[str], erasures: Erasures, lifetimes: Lifetimes, pinned: PinnedChains
+        self, oracles: Sequence[Oracle], salts: Sequence[str], erasures: Erasures, lifetimes: Lifetimes, pinned: PinnedChains
     ) -> None:
-        engine = oracle.engine
-        self.oracle = oracle
-        self._fingerprint = engine.fingerprint
+        engine = oracles[0].engine
+        self.oracles = {oracle.engine.fingerprint: oracle for oracle in oracles}
         self._block_size = engine.traits.block_size
         self._width, self._low = engine._width, min(engine.shape.kv_bytes_per_token, LOW)
-        self._tokens: dict[bytes, Tokens] = {root_id(engine.fingerprint, salt): as_tokens([]) for salt in salts}
+        self._tokens: dict[bytes, Tokens] = {root_id(model, salt): as_tokens([]) for model in self.oracles for salt in salts}
         self._good: dict[tuple[bytes, bool], bytes] = {}
         self.erasures, self.lifetimes, self.pinned = erasures, lifetimes, pinned
         self.steps = 0
 
     # ── content ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def entry(self, label: Label | Entry, found: bytes, canonical: bool, where: str) -> None:
+    def entry(self, label: Label | Entry, found: bytes, canonical: bool, where: str, oracle: Oracle) -> None:
         """The content of an entry must be the KV, or the state, of the tokens that its id stands for."""
         key = label.id if isinstance(label, Entry) else label.key
         if self._good.get((key, canonical)) == found:
@@ -89,7 +89,7 @@ class Checks:
             before = self._tokens.get(label.parent)
             if before is None:
                 return  # its beginning is gone, so nothing of it can be used
-            known = self.oracle.kv(before)
+            known = oracle.kv(before)
             require(int.from_bytes(found[:_LENGTH], "little") == len(before), f"{where}: a checkpoint of another length")
             require(found[_LENGTH + LOW :] == known.state_high, f"{where}: a checkpoint of other tokens")
             if canonical:
@@ -101,7 +101,7 @@ class Checks:
                 return
             tokens = np.concatenate([above, as_tokens(label.tokens)])
             self._tokens.setdefault(key, tokens)
-            known, count = self.oracle.kv(tokens), len(label.tokens)
+            known, count = oracle.kv(tokens), len(label.tokens)
             high = known.high[len(above) :].tobytes()
             require(found[: count * self._width] == high, f"{where}: KV of other tokens")
             if canonical:
@@ -125,7 +125,7 @@ class Checks:
         if not data:
             return found
         tokens = np.frombuffer(data, np.int32)
-        known = self.oracle.kv(tokens)
+        known = self.oracles[engine.fingerprint].kv(tokens)
         same = min(changed, len(before.tokens) // WIDTH if data.startswith(before.tokens) else 0)
         high = held.high[same : held.length].tobytes() == known.high[same:].tobytes()
         require(high, f"slot {slot.number} holds KV of other tokens")
@@ -158,7 +158,7 @@ class Checks:
 
     def memory(self, runtime: Runtime) -> None:
         """The content of all entries in memory."""
-        memory = runtime.cache.memory
+        memory, oracle = runtime.cache.memory, self.oracles[runtime.engine.fingerprint]
         cells = {
             kind: (arena.size, arena._bytes[: arena._fresh * arena.size].tobytes()) for kind, arena in memory._arenas.items()
         }
@@ -172,7 +172,7 @@ class Checks:
                 begin = (place >> 1) * size
                 used = memory._sizes.get(place, size) if state else entry.length * (self._width + self._low)
                 require(place & 1 == state, "an entry in a cell of another kind")
-                self.entry(entry, data[begin : begin + used], canonical, "memory")
+                self.entry(entry, data[begin : begin + used], canonical, "memory", oracle)
 
     def objects(self, files: FileSystem) -> None:
         """All objects on disk that a reader would take for good."""
@@ -187,8 +187,7 @@ class Checks:
             same = format.checksum(np.frombuffer(payload, np.uint8)) == header.checksum
             require(same, "disk: an object with another content than it says")
             require(header.label.key.hex() == name.split(".")[0], "disk: an object under another name")
-            if header.label.fingerprint == self._fingerprint:
-                self.entry(header.label, payload, header.label.canonical, "disk")
+            self.entry(header.label, payload, header.label.canonical, "disk", self.oracles[header.label.fingerprint])
 
     def rows(self, files: FileSystem, database: sqlite3.Connection) -> None:
         """Each row of the catalogue has its object. For moments at which nobody writes."""

@@ -26,6 +26,8 @@ class Setup:
         objects: objects that fit on disk.
         share: largest share of a tenant in memory and on disk.
         mixed: whether every second server has other options.
+        foreign: whether every second server has another model.
+        model: stands for its weights.
     """
 
     mode: Literal["fast", "exact"] = "fast"
@@ -43,14 +45,19 @@ class Setup:
     queue: int = 64
     stall: float = 0.25
     mixed: bool = False
+    foreign: bool = False
+    model: int = 0
 
     def of_server(self, number: int) -> Setup:
-        """The options of a server, the first of which has number 1. What its folder depends on is the same for all."""
-        if not self.mixed or number % 2:
+        """The options of a server, the first of which has number 1. The limits of the folder are the same for all."""
+        if number % 2:
             return self
+        other = replace(self, model=1) if self.foreign else self
+        if not self.mixed:
+            return other
         mode: Literal["fast", "exact"] = "fast" if self.mode == "exact" else "exact"
         memory = self.memory + 24 if self.memory < 50 else self.memory // 2
-        return replace(self, mode=mode, memory=memory, slots=1 + self.slots % 4, settle=not self.settle)
+        return replace(other, mode=mode, memory=memory, slots=1 + self.slots % 4, settle=not self.settle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,7 @@ def _setup(dice: random.Random) -> Setup:
         queue=dice.choice([64, 64, 6]),
         stall=dice.choice([0.25, 0.02]),
         mixed=dice.random() < 0.3,
+        foreign=dice.random() < 0.15,
     )
 
 

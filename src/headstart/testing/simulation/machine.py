@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -56,11 +57,13 @@ class SimulatedMachine:
         self.files.crash = self._crash
         self.files.synced = self._synced
         self.salts = [f"tenant {who}" for who in range(self.setup.tenants)]
-        self.cold = UntimedEngine(**{**options(self.setup), "slots": 2})
+        models = [self.setup, replace(self.setup, model=1)] if self.setup.foreign else [self.setup]
+        oracles = [Oracle(UntimedEngine(**{**options(one), "slots": 2})) for one in models]
+        self.cold = oracles[0].engine
         term, size = float("inf") if self.setup.expire is None else self.setup.expire, self.cold.traits.block_size
         lifetimes = Lifetimes(term, size, lambda: self.here.now, self.files.now)
         pinned = PinnedChains(limits(self.setup.share, disk_budget(self.setup)), expires=self.setup.expire is not None)
-        self.checks = Checks(Oracle(self.cold), self.salts, Erasures(size, lifetimes.made), lifetimes, pinned)
+        self.checks = Checks(oracles, self.salts, Erasures(size, lifetimes.made), lifetimes, pinned)
         self.files.dropped = pinned.lost
         self.tenants = checking.Tenants()
         self.clients = self.here.process("clients")
@@ -108,8 +111,7 @@ class SimulatedMachine:
                 self._promised = {}
                 self._lose_power()
             return
-        believed = checking.believed([one.runtime.cache.index for one in living if one.runtime is not None])
-        self._promised = {key: canonical for key, canonical in believed.items() if self._file(key) is not None}
+        self._promised = {key: canonical for key, canonical in self._believed(living) if self._file(key) is not None}
         for server in dying:
             self._leave(server)
         if kind == "power_loss":
@@ -119,6 +121,12 @@ class SimulatedMachine:
                 name = server.process.name.rpartition(" ")[0]
                 self.returning += 1
                 self.here.spawn(partial(self._again, name), "start again", self.clients)
+
+    def _believed(self, servers: Collection[SimulatedServer]) -> Iterator[tuple[BlockId, bool]]:
+        """What all servers of a model believe to be on disk."""
+        for model in self.checks.oracles:
+            runtimes = [one.runtime for one in servers if one.runtime is not None and one.engine.fingerprint == model]
+            yield from checking.believed([runtime.cache.index for runtime in runtimes]).items()
 
     def _leave(self, server: SimulatedServer) -> None:
         """A process ends, with all its threads."""

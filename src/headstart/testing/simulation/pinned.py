@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +25,12 @@ class PinnedChain:
     """A chain whose owner has the answer that it is pinned.
 
     Attributes:
+        model: the fingerprint.
         whole: its full blocks and their checkpoints. They are on disk.
         tail: the open tail, which only the memory of this server has.
     """
 
+    model: bytes
     owner: bytes
     last: BlockId
     whole: frozenset[BlockId]
@@ -76,7 +78,7 @@ class PinnedChains:
         whole |= {state.id for state in chain.checkpoints if state.id in pins and state.length == size}
         last = chain.entries[-1]
         tail = (last.id, runtime) if last.id not in whole else None
-        self._chains[chain.id] = PinnedChain(chain.owner, chain.id, frozenset(whole), tail)
+        self._chains[chain.id] = PinnedChain(runtime.engine.fingerprint, chain.owner, chain.id, frozenset(whole), tail)
         self.rows(files)
 
     def failed(self) -> None:
@@ -114,7 +116,7 @@ class PinnedChains:
     def forgotten(self) -> None:
         """Servers have to forget everything up to now, except on disk."""
         for last, chain in [*self._chains.items()]:
-            self._chains[last] = PinnedChain(chain.owner, last, chain.whole, None)
+            self._chains[last] = replace(chain, tail=None)
 
     def _promised(self) -> frozenset[BlockId]:
         return frozenset().union(*(chain.whole for chain in self._chains.values()))
@@ -148,7 +150,8 @@ class PinnedChains:
     def known(self, runtime: Runtime, files: FileSystem) -> None:
         """A server that rests knows all that is pinned on disk, so that it can use it, and its owner can unpin it."""
         index, disk = runtime.cache.index, runtime.cache.disk.name
-        for key in self._promised() - files.missing - files.put_aside:
+        own = [chain.whole for chain in self._chains.values() if chain.model == runtime.engine.fingerprint]
+        for key in frozenset().union(*own) - files.missing - files.put_aside:
             entry = index.get(key)
             require(entry is not None and disk in entry.copies, "a server does not know a pinned object")
 

@@ -52,6 +52,7 @@ def options(setup: Setup) -> dict[str, Any]:
         "sliceable": not setup.stateful,
         "alphabet": b" thef",  # letters of words, so a text can be made of other tokens than the tokenizer's
         "tokenizer": tokenizer(),
+        "seed": setup.model,
     }
 
 
@@ -116,6 +117,7 @@ class SimulatedServer:
         self._tenants = tenants
         self.process: Process = here.process(name)
         self.engine = SimulatedEngine(faults, **options(setup))
+        self._oracle = checks.oracles[self.engine.fingerprint]
         self.watch = Watch(checks, self.engine)
         self.runtime: Runtime | None = None
         self.ready = self.closing = self.closed = False
@@ -224,7 +226,7 @@ class SimulatedServer:
         require(sum(report.tiers.values()) == report.restored, "a report whose tiers do not add up")
         require(request.params.reuse or not report.cached, "a request that must compute has reused something")
         assert event.logits is not None
-        cold = self._checks.oracle.logits(tokens)
+        cold = self._oracle.logits(tokens)
         if self._setup.mode == "exact":
             require(event.logits.tobytes() == cold, "exact mode: other logits than those of a cold run")
         else:
@@ -242,7 +244,7 @@ class SimulatedServer:
             sampling = Sampling(sampling.temperature, seed=sampling.seed, logit_bias=never)
         if self._setup.mode == "exact" or sampling.temperature <= 0:
             assert params.max_tokens is not None
-            cold = self._checks.oracle.reply(request.prompt.tokens, sampling, params.max_tokens)
+            cold = self._oracle.reply(request.prompt.tokens, sampling, params.max_tokens)
             require(event.tokens == cold[: len(event.tokens)], "another reply than that of a cold run")
             whole = len(event.tokens) == len(cold) or event.stopped_by is not None
             require(whole, "a reply that ends too early")
