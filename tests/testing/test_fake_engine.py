@@ -351,8 +351,8 @@ def test_two_threads_at_once_are_a_fault() -> None:
     fake = engine(delay=0.2)
     thread = threading.Thread(target=feed, args=(fake, 0, TEXT))
     thread.start()
-    while fake._busy.acquire(blocking=False):
-        fake._busy.release()
+    while fake._alone._busy.acquire(blocking=False):
+        fake._alone._busy.release()
     with pytest.raises(RuntimeError, match="two threads"):
         fake.truncate(1, 0)
     thread.join()
