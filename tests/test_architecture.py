@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "engines": {"interfaces", "memory_plan", "model_names"},
     "testing": {"config", "engines", "interfaces", "prompt", "serving"},
-    "testing.simulation": {"config", "interfaces", "prefix_cache", "serving", "tiers", "testing.fake_engine"},
+    "testing.simulation": {"config", "interfaces", "prefix_cache", "prompt", "serving", "tiers", "testing.fake_engine"},
     "serving": {
         "interfaces",
         "prefix_cache",

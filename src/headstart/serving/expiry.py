@@ -213,7 +213,7 @@ class Expiry:
             return bool(erased) and (quoted < math.inf or not erased.isdisjoint(record.ids))
 
         def given_up(turn: Turn) -> bool:
-            return due(turn.prompt.salt, turn.written) or not erased.isdisjoint(turn.ids)
+            return due(turn.prompt.salt, turn.written) or not erased.isdisjoint(turn.record.ids)
 
         self._history.forget(over)
         self._settle.forget(given_up)

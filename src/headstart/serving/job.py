@@ -10,8 +10,8 @@ import numpy as np
 from headstart.explain.explain import Explanation
 from headstart.explain.record import Record
 from headstart.interfaces.engine import Engine, Logits, Sampler, Sampling
-from headstart.interfaces.tokens import BlockId, as_tokens
-from headstart.prefix_cache.blocks import Chain, root_id
+from headstart.interfaces.tokens import BlockId, Tokens, as_tokens
+from headstart.prefix_cache.blocks import Chain, block_id, root_id
 from headstart.prefix_cache.planner import Plan
 from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.serving.detokenizer import Detokenizer
@@ -195,10 +195,11 @@ class Job:
         assert self.slot is not None
         request, reply, (known, siblings) = self.request, self.reply, self.seen
         ids = tuple(self.slot.ids)
+        tokens = np.concatenate([self.chain.tokens[: len(self.slot)], as_tokens(reply.tokens)])
         record = Record(
             self.root,
             request.prompt.text + reply.text,
-            np.concatenate([self.chain.tokens[: len(self.slot)], as_tokens(reply.tokens)]),
+            tokens,
             self.slot.canonical,
             reply.text,
             source=request.prompt.source,
@@ -210,7 +211,7 @@ class Job:
             time=now,
             reports=self.ticket.reports,
             written=self.slot.now,
-            ids=ids,
+            ids=self._completed(ids, tokens),
         )
         return Turn(
             prompt=request.prompt,
@@ -226,6 +227,13 @@ class Job:
             record=record,
             settles=settles and request.settles and bool(reply.tokens),
         )
+
+    def _completed(self, ids: tuple[BlockId, ...], tokens: Tokens) -> tuple[BlockId, ...]:
+        """The ids of all full blocks of `tokens`. The last token of a reply is in no slot, but it may end a block."""
+        size = self.chain.block_size
+        while len(ids) < len(tokens) // size:
+            ids = (*ids, block_id(ids[-1] if ids else self.root, tokens[len(ids) * size : (len(ids) + 1) * size]))
+        return ids
 
     def progress(self) -> None:
         assert self.slot is not None

@@ -164,3 +164,19 @@ def test_a_server_whose_disk_is_opened_late_hears_of_an_earlier_deletion() -> No
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_deletion_finds_texts_whose_last_token_ends_a_block() -> None:
+    """The last token of a reply is in no slot. So the record of such a request lacked the id of its last block, and stayed when
+    another request with the same text was deleted."""
+    history = Scenario(
+        83,
+        Setup(mode="exact", any_cut=True, slots=4, memory=120, objects=54, expire=200.0),
+        (
+            Happening(0.6432, "ask", who=1, how="turn", size=11, seed=292040525, reply=12),
+            Happening(0.6893, "ask", who=1, how="flood", size=1, seed=453395459, reply=11),
+            Happening(0.6893, "ask", who=1, how="flood", size=1, seed=675451389, reply=11),
+            Happening(5.2113, "delete", who=1, size=20, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

@@ -91,7 +91,9 @@ class Erasures:
     def begun(self, runtime: Runtime, deletion: Deletion) -> None:
         """A deletion has begun: nothing will be settled or explained that belongs to it."""
         tasks = getattr(runtime.scheduler.settle, "_tasks", ())
-        require(all(deletion.blocks.keys().isdisjoint(task.turn.ids) for task in tasks), "a deleted turn will be settled")
+        require(
+            all(deletion.blocks.keys().isdisjoint(task.turn.record.ids) for task in tasks), "a deleted turn will be settled"
+        )
 
     # ── servers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -114,7 +116,7 @@ class Erasures:
             ids = Chain(record.root, self._block_size, record.tokens).ids
             require(not any(self._old(key, record.written) for key in ids), "a deleted text can still be explained")
         for task in getattr(scheduler.settle, "_tasks", ()):
-            old = any(self._old(key, task.turn.written) for key in task.turn.ids)
+            old = any(self._old(key, task.turn.written) for key in task.turn.record.ids)
             require(not old, "a deleted turn will be settled")
 
     def heard(self, runtime: Runtime) -> None:
