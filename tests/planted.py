@@ -264,8 +264,8 @@ PLANTED = (
     Planted(
         "nothing expires in slots",
         "serving/expiry.py",
-        "slot.forsaken or slot.written() <= self._terms.due(owner_of(slot.root), now)",
-        "slot.forsaken",
+        "        if not (slot.forsaken or over):\n",
+        "        if not slot.forsaken:\n",
     ),
     Planted(
         "a deletion is not durable",
@@ -344,7 +344,7 @@ PLANTED = (
     Planted(
         "a deletion of everything leaves memory",
         "serving/expiry.py",
-        "            self._walk_again |= offload.before > self._terms.before\n",
-        "",
+        "                self._walk_again = True\n                for slot",
+        "                for slot",
     ),
 )

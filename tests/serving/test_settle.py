@@ -447,3 +447,21 @@ def test_nobody_waits_for_more_than_a_block(make: Make, monkeypatch: pytest.Monk
         settled(rt)
         assert sizes
         assert max(sizes) <= block_size(rt)
+
+
+def test_a_turn_whose_kv_does_not_stay_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise an idle server would compute it for ever."""
+    real = settle.Settle._advance
+
+    def advance(self: settle.Settle, task: settle.SettleTask) -> bool:
+        goes_on = real(self, task)
+        if task.slot is not None:
+            self._admission.empty(task.slot)
+        return goes_on
+
+    monkeypatch.setattr(settle.Settle, "_advance", advance)
+    monkeypatch.setattr(settle, "CALL", 1e-9)  # a block in each step
+    with Runtime(lambda: FakeEngine(ctx=4096), Settings(memory_budget=0, reuse="exact")) as rt:
+        say(rt, [user("A question. " * 20)], "an answer")
+        wait_until(lambda: not rt.scheduler.settle.pending and rt.scheduler.settle.counters["given_up"] == 1)
+        assert rt.scheduler.settle.counters["tokens"] > settle.AGAIN * 200

@@ -149,7 +149,10 @@ class Expiry:
             self._bar(key for key in offload.erased if self._cache.index.get(key) is not None)
             offload.erased, self._news = set(), now
         if offload.wiped or offload.before > self._terms.before:
-            self._walk_again |= offload.before > self._terms.before
+            if offload.before > self._terms.before:
+                self._walk_again = True
+                for slot in self._slots:
+                    slot.restored = 0
             self._terms.before = max(self._terms.before, offload.before)
             self._terms.obeyed, offload.before = max(self._terms.obeyed, offload.before), -math.inf
             erased, self._recent = self._recent if offload.wiped else set[BlockId](), set[BlockId]()
@@ -316,7 +319,8 @@ class Expiry:
 
     def _leave(self, slot: Slot, now: float) -> None:
         """Empties a slot whose content is due or was erased. A slot in use is emptied later."""
-        if not (slot.forsaken or slot.written() <= self._terms.due(owner_of(slot.root), now)):
+        over = slot.written() <= self._terms.cut(owner_of(slot.root), now) or slot.written(slot.restored) <= self._terms.before
+        if not (slot.forsaken or over):
             return
         if slot.busy:
             self._late.add(slot.number)

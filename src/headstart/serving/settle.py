@@ -39,6 +39,8 @@ CALL = 0.1
 """Seconds that one call should take, so that a request waits no longer. A call computes at least one block."""
 TURNS = 64
 """Most turns that wait to be settled. If there are more, the oldest is given up."""
+AGAIN = 4
+"""How often a turn is computed at most. Requests may take the slot of a turn, and deletions its KV, while it is settled."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +52,7 @@ class SettleTask:
         shared_prefix: the beginning of the client's next prompt, up to the token after its last block boundary.
         points: lengths at which a checkpoint is taken.
         misses: how many restores failed.
+        computed: tokens that were computed.
         slot: the slot that computed `shared_prefix` last.
     """
 
@@ -59,6 +62,7 @@ class SettleTask:
     shared_prefix: Chain | None = None
     points: tuple[int, ...] = ()
     misses: int = 0
+    computed: int = 0
     slot: Slot | None = None
 
 
@@ -179,6 +183,9 @@ class Settle:
         """Does one step for a turn. False if the turn is settled, or given up."""
         shared_prefix = task.shared_prefix or self._prepare(task)
         end = len(shared_prefix) - 1
+        if task.computed > AGAIN * len(shared_prefix):
+            self._give_up(task, "what is computed of it does not stay")
+            return False
         choice = self._admission.choose(shared_prefix, self._mode)
         slot = task.slot = self._slots[choice.slot]
         if choice.entries and not self._cache.kv_restore.ahead(choice, CALL):
@@ -209,6 +216,7 @@ class Settle:
         slot.now = task.turn.written
         slot.extend(tokens, canonical=True)
         self.counters["tokens"] += size
+        task.computed += size
         landmarks = task.turn.prompt.landmarks  # the turn may go on: a tool's result may still come
         if self._mode.traits.stateful and len(slot) in task.points:
             self._cache.checkpoints.take(

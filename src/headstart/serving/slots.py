@@ -28,6 +28,7 @@ class Slot:
         moves: whether its finished blocks must be saved soon, because other servers may need them.
         request_traits: the traits of its last request.
         now: when the text that is added to it was first stored, in seconds since 1970.
+        restored: leading tokens that were loaded since a user has deleted everything: such a deletion had spared them.
         forsaken: whether its content was erased elsewhere, so that none of it may be saved.
     """
 
@@ -43,6 +44,7 @@ class Slot:
         self.moves = False
         self.request_traits = UNKNOWN_REQUEST
         self.now = 0.0
+        self.restored = 0
         self.forsaken = False
         self._ends: list[int] = []  # of runs of tokens that were first stored at the same time
         self._times: list[float] = []
@@ -88,7 +90,7 @@ class Slot:
         self.root = chain.root
         self._ends, self._times = [min(end, length) for end, _ in written], [time for _, time in written]
         self._buffer[:length] = chain.tokens[:length]
-        self._length = length
+        self._length = self.restored = length
         self._ids = list(chain.ids[: length // self._block_size])
         self.canonical = canonical
         self.dirty = False
@@ -120,6 +122,7 @@ class Slot:
             self._ends[-1] = min(self._ends[-1], length)
         self.forsaken = self.forsaken and bool(length)
         self.canonical = min(self.canonical, length)
+        self.restored = min(self.restored, length)
         del self._ids[length // self._block_size :]
 
     def extend(self, tokens: Tokens, *, canonical: bool) -> None:
