@@ -8,6 +8,12 @@ The beginning of a trace is replayed, its times scaled so that it lasts `--secon
 many for this machine, `--shrink` divides them. A session sends its next request when its
 reply is complete and its recorded pause is over.
 
+The *load* is the share of their time for which an infinite cache that nobody waits for would keep the replicas busy with
+prefill. There are two ways to it. As recorded, it decides the machines' speed. But few sessions cannot load many machines: who
+waits for an answer sends nothing. With `--users` the machines have a `--speed`, the recorded sessions are held by so many users
+each, with the recorded pauses, and the load decides how often a session begins (`users`). *Busy* in the tables is what came
+of it: the seconds of prefill that were really computed, as a share of the replicas' time.
+
 Three results for each trace: headstart's router, Ray's `PrefixCacheAffinityRouter` before the same replicas (`ray_routed`), and
 the simulator's prediction. What the simulator needs to know of this machine is measured first, on the idle fleet: what requests
 cost beside the clock, and the replicas' own speeds of restoring and fetching.
@@ -39,9 +45,11 @@ from rich.console import Console
 from benchmarks import processor
 from benchmarks.fixtures import of_tests
 from benchmarks.fleet import ROOT, FleetWorkload, workloads
+from benchmarks.users import by_users
 from headstart.fleet.router.reports import Speed
 from headstart.fleet.simulator.machine import FleetPlan, Machine
 from headstart.fleet.simulator.simulation import FleetResult, bound, simulate
+from headstart.replay import working_set
 from headstart.testing.clocked_engine import ClockedEngine, MachineClock
 from headstart.tiers.shared.keys import FleetKeys
 from headstart.traces import Trace, TracedRequest
@@ -169,6 +177,25 @@ def tokens_of(trace: Trace, number: int, salt: int = 0) -> list[int]:
     return [int(token) for token in np.concatenate([*blocks, tail])]
 
 
+def prepared(whole: FleetWorkload, replicas: int, options: argparse.Namespace) -> tuple[FleetWorkload, FleetPlan]:
+    """What is replayed, and the fleet."""
+    if not options.users:
+        work = replace(whole, trace=beginning(whole.trace, options.requests, options.seconds, options.shrink))
+        plan = work.plan(replicas, options.load, shared=True)
+    else:
+        requests = whole.trace.requests
+        recorded = beginning(whole.trace, len(requests), (requests[-1].at - requests[0].at) / options.hurry, options.shrink)
+        sessions = options.users * len({one.session for one in recorded.requests})
+        memory = max(whole.memory * working_set(recorded) * options.users, *(one.prompt for one in recorded.requests))
+        machine = Machine.of(1 / options.speed, memory, slots=whole.slots, stall=whole.stall)
+        plan = FleetPlan(replicas, machine, math.inf)
+        alone = sum(one.first_token for one in bound(by_users(recorded, options.users, 1.0), plan).requests)
+        every = alone / sessions / replicas / options.load
+        held = by_users(recorded, options.users, every, seed=options.seed)
+        work = replace(whole, trace=replace(held, requests=held.requests[: options.requests]))
+    return work, replace(plan, machine=real_calls(plan.machine))
+
+
 async def ask(http: httpx.AsyncClient, body: bytes) -> Served:
     begun, first, last = time.perf_counter(), math.nan, b""
     async with http.stream("POST", "/v1/completions", content=body, headers={"content-type": "application/json"}) as answer:
@@ -273,9 +300,17 @@ def real(work: FleetWorkload, plan: FleetPlan, router: str) -> tuple[list[Served
     return served, replace(plan, machine=machine, passage=beside.token, passage_least=beside.least), note
 
 
-def row(name: str, trace: Trace, times: Sequence[float], computed: int, best: FleetResult) -> str:
+def busy(trace: Trace, plan: FleetPlan, served: Sequence[Served]) -> float:
+    """The share of their time in which the replicas prefilled."""
+    curve, begun = plan.machine.speed.prefill, min(one.at for one in served)
+    both = zip(trace.requests, served, strict=True)
+    seconds = sum(curve.seconds(asked.prompt - one.computed, asked.prompt) for asked, one in both)
+    return seconds / plan.replicas / (max(one.at + one.first_token for one in served) - begun)
+
+
+def row(name: str, trace: Trace, times: Sequence[float], computed: int, best: FleetResult, share: float) -> str:
     p50, p90, p99 = np.percentile(times, (50, 90, 99))
-    shares = f"{computed / trace.tokens:.3f} | {computed / best.computed:.3f}"
+    shares = f"{computed / trace.tokens:.3f} | {computed / best.computed:.3f} | {share:.2f}"
     return f"| {name} | {np.mean(times):.2f} | {p50:.2f} | {p90:.2f} | {p99:.2f} | {shares} |"
 
 
@@ -288,7 +323,11 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=250)
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--shrink", type=int, default=1, help="divides the tokens of prompts and replies")
-    parser.add_argument("--load", type=float, default=0.5)
+    parser.add_argument("--load", type=float, default=0.5, help="of an infinite cache, see above")
+    parser.add_argument("--users", type=int, default=0, help="who hold each recorded session; 0: it is replayed once")
+    parser.add_argument("--speed", type=float, default=1000.0, help="tokens of prefill a second, with --users")
+    parser.add_argument("--hurry", type=float, default=1.0, help="divides the recorded pauses, with --users")
+    parser.add_argument("--seed", type=int, default=0, help="of the times at which users begin")
     parser.add_argument("--routers", nargs="*", default=ROUTERS, choices=ROUTERS)
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for fleet_replay.json")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -304,21 +343,23 @@ def main() -> None:
     for whole_work in workloads(options.data):
         if options.only and not whole_work.trace.name.startswith(tuple(options.only)):
             continue
-        work = replace(whole_work, trace=beginning(whole_work.trace, options.requests, options.seconds, options.shrink))
         for replicas in options.replicas:
-            plan = work.plan(replicas, options.load, shared=True)
-            plan = replace(plan, machine=real_calls(plan.machine))
+            work, plan = prepared(whole_work, replicas, options)
             best = bound(work.trace, plan)
             speed = f"{1 / plan.machine.speed.prefill.per_token:,.0f} tokens/s"
-            show(f"\n**{work.trace.name}**, {len(work.trace.requests)} requests, {replicas} replicas of {speed}\n")
-            show("| | mean, s | p50 | p90 | p99 | computed | / infinite cache |\n|---|---:|---:|---:|---:|---:|---:|")
+            users = f", {options.users} users a session" if options.users else ""
+            load = f"a load of {options.load:.0%}{users}; floor of p99 {best.p99:.2f} s"
+            show(f"\n**{work.trace.name}**, {len(work.trace.requests)} requests, {replicas} replicas of {speed}, {load}\n")
+            show("| | mean, s | p50 | p90 | p99 | computed | / infinite cache | busy |")
+            show("|---|---:|---:|---:|---:|---:|---:|---:|")
             for router in options.routers:
                 served, measured, note = real(work, plan, router)
                 times = [one.first_token for one in served]
-                show(row(f"real, {router}", work.trace, times, sum(one.computed for one in served), best))
+                computed = sum(one.computed for one in served)
+                show(row(f"real, {router}", work.trace, times, computed, best, busy(work.trace, plan, served)))
                 predicted = simulate(work.trace, router, measured)
                 times = [one.first_token for one in predicted.requests]
-                show(row(f"simulated, {router}", work.trace, times, predicted.computed, best) + f" ({note})")
+                show(row(f"simulated, {router}", work.trace, times, predicted.computed, best, predicted.busy) + f" ({note})")
                 about = {"trace": work.trace.name, "replicas": replicas, "router": router, "note": note}
                 both = {"real": list(map(asdict, served)), "simulated": list(map(asdict, predicted.requests))}
                 found.append({**about, **both})

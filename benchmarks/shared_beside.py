@@ -9,8 +9,12 @@ Three times a reply of 200 tokens runs, and a third of a second after its begin 
 * is fetched into memory that has been used before, as on a server whose memory tier is full;
 * is restored from memory.
 
+Then a reply runs alone, and another one while a conversation is written to the store, as after its prompt was computed.
+
 The figures are the reply's tokens a second, and the engine thread's seconds for taking in what was fetched, for restoring it,
-and for computing the 20 new tokens. The rest of a slower reply is what the reading thread and Valkey take from the two cores.
+and for computing the 20 new tokens; the seconds of processor time of the tier's threads and of Valkey; and the seconds for
+which the engine thread was ready to run and had no core. Valkey has the same two cores here, which it would not have in a
+fleet. So the last column has a second ratio: as if the reply had been shorter by Valkey's processor time.
 """
 
 from __future__ import annotations
@@ -24,8 +28,9 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +65,21 @@ BUDGET = 360 << 20
 """Bytes of memory: one conversation, and the buffer by which it is loaded."""
 PACE = 2.5e-3
 """Seconds of prefill a token that the server starts with. It would not know yet that fetching is worth it."""
-HOW = ("fetched, memory never used", "fetched, memory used before", "restored from memory")
+HOW = (
+    *("fetched, memory never used", "fetched, memory used before", "restored from memory"),
+    *("written to the store", "none"),
+)
+BESIDE = (2, 2, 2, 4, 4)
+"""For each of these, which it is compared with."""
+RATE = "tokens a second"
 
 
 class BusyServer:
     """A server with a store, without HTTP."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, server: Any) -> None:
         self.runtime = runtime
+        self.server = server
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._random = np.random.default_rng(0)
         scheduler = runtime.scheduler
@@ -135,18 +147,47 @@ class BusyServer:
         for one in asks:
             one.join()
 
-    def beside(self, number: int, tier: str) -> dict[str, float]:
-        """A reply, while a conversation comes from a tier."""
+    def beside(self, what: Callable[[], object]) -> dict[str, float]:
+        """A reply, and something else that begins soon after it."""
         self.empty_slots()
         time.sleep(0.5)
         self.seconds.clear()
-        reports: list[Report] = []
-        other = threading.Timer(LATER, lambda: reports.append(self.go_on(number)))
+        before = self.processor_seconds()
+        other = threading.Timer(LATER, what)
         other.start()
         at, _ = self.ask(self.new(12), REPLY)
         other.join()
-        assert reports[0].tiers.get(tier, 0) > 0.8 * BLOCKS * self.runtime.engine.traits.block_size, reports[0]
-        return {"tokens a second": (len(at) - 1) / (at[-1] - at[0]), **self.seconds}
+        after = self.processor_seconds()
+        used = {name: after[name] - before[name] for name in after}
+        return {RATE: (len(at) - 1) / (at[-1] - at[0]), "seconds": at[-1] - at[0], **self.seconds, **used}
+
+    def come(self, number: int, tier: str) -> None:
+        """The next turn of a conversation, which must come from a tier."""
+        report = self.go_on(number)
+        assert report.tiers.get(tier, 0) > 0.8 * BLOCKS * self.runtime.engine.traits.block_size, report
+
+    def lose(self) -> None:
+        """The store loses everything."""
+        with closing(self.server.store()) as store:
+            store.delete([one.name for one in store.objects()])
+        self.runtime.cache.shared._link.stored.clear()  # type: ignore[attr-defined]  # else nothing would be offered again
+
+    def write(self, number: int) -> None:
+        """Offers a conversation that is in memory to the store."""
+        tokens, engine = self.conversations[number], self.runtime.engine
+        chain = Chain(root_id(engine.fingerprint, ""), engine.traits.block_size, tokens)
+        counters = self.runtime.cache.shared.counters
+        goal = counters["saved"] + BLOCKS
+        self.runtime.scheduler.call(lambda: self.runtime.cache.store.shared_offer.reused(chain.ids)).result()
+        while counters["saved"] < goal:
+            time.sleep(0.02)
+
+    def processor_seconds(self) -> dict[str, float]:
+        """Of the tier's threads, and of the store; and for how long the engine thread has waited for a core."""
+        threads = {one.name: one.native_id for one in threading.enumerate()}
+        tier = sum(_times(f"self/task/{id}")[0] for name, id in threads.items() if name.startswith("headstart-shared"))
+        (engine,) = (id for name, id in threads.items() if name.startswith("headstart-engine"))
+        return {"tier": tier, "store": _times(self.server.process.pid)[0], "no core": _times(f"self/task/{engine}")[1]}
 
 
 @contextmanager
@@ -158,7 +199,7 @@ def busy_server(folder: Path) -> Iterator[BusyServer]:
     settings = Settings(model=str(demo_model()), shared=store.url, shared_key_file=key_file, **options)
     try:
         with Runtime(lambda: registry.load(settings.engine_options(), None), settings) as runtime:
-            server = BusyServer(runtime)
+            server = BusyServer(runtime, store)
             server.fill(store.store(), keys)
             yield server
     finally:
@@ -168,9 +209,20 @@ def busy_server(folder: Path) -> Iterator[BusyServer]:
 def one_round() -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder, busy_server(Path(folder)) as server:
         server.ask(server.new(12), 30)
-        found = [server.beside(0, "shared")]
+        found = [server.beside(lambda: server.come(0, "shared"))]
         server.go_on(1)  # in the other slot, and in cells that the first conversation has used
-        return [*found, server.beside(2, "shared"), server.beside(2, "memory")]
+        found += [server.beside(partial(server.come, 2, tier)) for tier in ("shared", "memory")]
+        server.lose()
+        return [*found, server.beside(lambda: server.write(2)), server.beside(lambda: None)]
+
+
+def _times(process: str | int) -> tuple[float, float]:
+    """Seconds for which a process or thread has run, and for which it was ready and had no core."""
+    paths = [Path(f"/proc/{process}/schedstat")]
+    if isinstance(process, int):
+        paths = list(Path(f"/proc/{process}/task").glob("*/schedstat"))
+    found = [path.read_text().split() for path in paths]
+    return sum(int(one[0]) for one in found) / 1e9, sum(int(one[1]) for one in found) / 1e9
 
 
 def main() -> None:
@@ -185,12 +237,17 @@ def main() -> None:
     for _ in range(options.rounds):
         command = [sys.executable, "-m", "benchmarks.shared_beside", "--one"]
         rounds.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]))
-    names = list(rounds[0][0])
-    table = Table("a conversation beside the reply", *names, "/ restored", title=f"{processor.name()}, two cores")
+    names = (RATE, "taking in", "restoring", "computing", "tier", "store", "no core")
+    table = Table("a conversation beside the reply", *names, "ratio (without the store)", caption=processor.caption())
     for number, how in enumerate(HOW):
-        ratios = [one[number][names[0]] / one[-1][names[0]] for one in rounds]
-        table.add_row(how, *(spread([one[number][name] for one in rounds]) for name in names), spread(ratios))
-    Console(width=150).print(table)
+        ratios, without = list[float](), list[float]()
+        for one in rounds:
+            this, other = one[number], one[BESIDE[number]]
+            ratios.append(this[RATE] / other[RATE])
+            without.append(other["seconds"] / (this["seconds"] - this["store"]))
+        shown = (spread([one[number].get(name, 0.0) for one in rounds]) for name in names)
+        table.add_row(how, *shown, f"{spread(ratios)} ({spread(without)})")
+    Console(width=200).print(table)
 
 
 if __name__ == "__main__":

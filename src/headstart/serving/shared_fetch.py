@@ -162,6 +162,7 @@ class SharedFetch:
         for landing in pinned.landings.landed(wait=True):
             self._aloft -= self._size(landing.entry)
             self._store.memory.release(landing.cell)
+            landing.arrival.free()
         for entries in (pinned.here, pinned.brought):
             for entry in entries.values():
                 entry.pins -= 1
@@ -200,6 +201,13 @@ class SharedFetch:
 
     def keep(self, chain: Chain, pinned: PinnedPrefix, arrival: Arrival) -> bool:
         """Begins to store an object of a chain in memory. False if there is no room."""
+        before = len(pinned.landings)
+        fits = self._keep(pinned, arrival)
+        if len(pinned.landings) == before:
+            arrival.free()
+        return fits
+
+    def _keep(self, pinned: PinnedPrefix, arrival: Arrival) -> bool:
         label, store = arrival.label, self._store
         state = label.kind == STATE
         entry = Entry(
@@ -230,6 +238,7 @@ class SharedFetch:
             wanted = store.index.wants(entry.id, store.memory.name, canonical=True)
             if entry.id in store.offload.writing or store.spent(entry) or not wanted:
                 store.memory.release(landing.cell)  # it was computed meanwhile, or its time is over
+                arrival.free()
                 continue
             size = len(arrival.payload) if entry.state else None
             store.publish(entry, landing.cell, now, canonical=True, size=size, computed=False)
@@ -237,6 +246,7 @@ class SharedFetch:
             assert known is not None
             self._pin(known, pinned.brought)
             self._audit.fetched(chain, arrival)
+            arrival.free()
 
     def close(self) -> None:
         """Ends the thread that copies."""

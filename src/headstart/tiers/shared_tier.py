@@ -55,6 +55,10 @@ class FetchRequest:
         return Label(key, chain.parent_of(block), self.fingerprint, start, tokens, True, kind=KV, owner=self.owner)
 
 
+def _keep() -> None:
+    """Leaves the memory to Python."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """An object that was fetched and checked.
@@ -63,11 +67,13 @@ class Arrival:
         label: its own label, with the time at which its tokens were first stored.
         payload: its bytes.
         writer: the server that stored it, as hexadecimal digits.
+        free: to be called when nobody needs the payload any more, so that its memory is used again.
     """
 
     label: Label
     payload: Bytes
     writer: str
+    free: Callable[[], None] = _keep
 
 
 class Fetch(Protocol):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,6 +73,23 @@ def test_fetching_pauses_while_nobody_takes(store: FolderStore) -> None:
         time.sleep(0.001)
     assert [one.payload.tobytes() for one in found] == [payload_of(block, SIZE).tobytes() for block in range(40)]
     writer.close(5)
+    tier.close(5)
+
+
+def test_memory_of_what_is_not_needed_any_more_is_used_again(store: FolderStore) -> None:
+    wanted, other = request(prompt(2), SIZE), request(prompt(2, 1), SIZE)
+    tier = tier_of(store, KEYS)
+    for number, one in enumerate((wanted, other)):
+        for block in range(2):
+            tier.offer(one.label(block), payload_of(2 * number + block, SIZE))
+    answered(tier, 4)
+    first = fetched(tier, wanted)
+    kept, freed = (one.payload for one in first)
+    first[1].free()
+    second = fetched(tier, other)
+    assert [one.payload.tobytes() for one in second] == [payload_of(block, SIZE).tobytes() for block in (2, 3)]
+    assert any(np.shares_memory(one.payload, freed) for one in second)
+    assert kept.tobytes() == payload_of(0, SIZE).tobytes()
     tier.close(5)
 
 

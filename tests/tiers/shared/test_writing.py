@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from headstart.tiers.shared.data_keys import DataKeys
 from headstart.tiers.shared.folder import FolderStore
 from headstart.tiers.shared.keys import FleetKeys, TagKeys
 from headstart.tiers.shared.names import parse
+from headstart.tiers.shared.store import Blob, StoreError
 from headstart.tiers.shared.tier import Saves
 from headstart.tiers.shared.valkey import ValkeyStore
 from live import wait_until
@@ -54,6 +56,18 @@ class Held(FolderStore):
         return super().have(names)
 
 
+class Hung(FolderStore):
+    """A folder whose first call ends in time, but goes on reading what it was given."""
+
+    given: Blob | None = None
+
+    def put(self, name: str, data: Blob, *, age: float = 0.0, life: float = math.inf) -> bool:
+        if self.given is None and parse(name).kind == "kv":  # type: ignore[union-attr]
+            self.given = data
+            raise StoreError("timeout", "no answer")
+        return super().put(name, data, age=age, life=life)
+
+
 def kv(store: FolderStore) -> int:
     return sum((name := parse(one.name)) is not None and name.kind == "kv" for one in store.objects())
 
@@ -77,6 +91,23 @@ def test_what_follows_a_refused_entry_is_refused_until_that_is_stored(tmp_path: 
     assert kv(store) == 6
     tier.close(5)
     store.close()
+
+
+def test_a_call_that_hangs_keeps_its_bytes(tmp_path: Path) -> None:
+    """Fault: the next object is sealed in the same memory, and a file gets the beginning of one and the end of the other."""
+    store, wanted = Hung(tmp_path, 30.0), request(prompt(3), SIZE)
+    tier = tier_of(store, KEYS)
+    tier.offer(wanted.label(0), payload_of(0, SIZE))
+    answered(tier, 1)
+    assert store.given is not None
+    before = bytes(store.given)
+    for block in (1, 2):  # of which neither was refused with the first
+        other = request(prompt(3, block), SIZE)
+        tier.offer(other.label(0), payload_of(block, SIZE))
+    answered(tier, 2)
+    assert tier.counters["saved"] == 2
+    assert bytes(store.given) == before
+    tier.close(5)
 
 
 def test_a_kind_of_store_may_get_a_share_only(store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -82,19 +82,20 @@ class OpenedSeal:
     writer: str
 
 
-def seal(name: str, label: Label, payload: Bytes, key: SealKey, writer: bytes) -> Blob:
+def seal(name: str, label: Label, payload: Bytes, key: SealKey, writer: bytes, make: Callable[[int], Blob] = room) -> Blob:
     """The sealed object of an entry.
 
     Args:
         name: where it will be stored.
         writer: this server, `WRITER` bytes.
+        make: makes the memory of the object.
 
     Raises:
         ValueError: the entry is derived.
     """
     if not label.canonical:
         raise ValueError("derived KV never leaves the machine")
-    return _seal(name, payload.data, pack_head(describe(label, len(payload)), align=1), key, writer)
+    return _seal(name, payload.data, pack_head(describe(label, len(payload)), align=1), key, writer, make)
 
 
 def open_sealed(name: str, blob: Blob, wanted: Label, out: Bytes, keys: Sequence[SealKey]) -> OpenedSeal:
@@ -186,11 +187,13 @@ def sealed_with(blob: Blob) -> bytes:
     return id
 
 
-def _seal(name: str, payload: memoryview, header: bytes, key: SealKey, writer: bytes) -> Blob:
+def _seal(
+    name: str, payload: memoryview, header: bytes, key: SealKey, writer: bytes, make: Callable[[int], Blob] = room
+) -> Blob:
     number, tag = _CIPHERS[key.cipher]
     size = _HEAD.size + len(payload) + len(header) + tag
     nonce = bytes(12) if key.cipher == "blake3" else secrets.token_bytes(12)
-    sealed = room(size)
+    sealed = make(size)
     sealed[: _HEAD.size] = _HEAD.pack(MAGIC, VERSION, number, size, len(payload), key.id, writer, _subject(name), nonce)
     plain = sealed[_HEAD.size : -tag] if key.cipher == "blake3" else room(size - tag - _HEAD.size)
     plain[: len(payload)] = payload

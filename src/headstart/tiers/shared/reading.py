@@ -16,13 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from headstart.interfaces.tier import KV, STATE
 from headstart.interfaces.tokens import Bytes
 from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.tiers.disk import Label
 from headstart.tiers.shared.breaker import Breaker
+from headstart.tiers.shared.buffers import Buffers
 from headstart.tiers.shared.envelope import PAYLOAD, SealError, open_placed
 from headstart.tiers.shared.keys import OwnerKeys, SealKey
 from headstart.tiers.shared.names import KIND_OF
@@ -57,6 +56,7 @@ class Link:
     distrusted: set[str]
     counters: Counter[str]
     clock: Callable[[], float]
+    buffers: Buffers
     ahead: int = AHEAD
 
     def failed(self, reason: str, why: object) -> None:
@@ -235,7 +235,7 @@ class Reading:
         if self._stopped:
             return False
         link, begun = self._link, self._link.clock()
-        wanted = [(link.name(label), np.empty(self._size(label), np.uint8)) for label in labels]
+        wanted = [(link.name(label), link.buffers.take(self._size(label))) for label in labels]
         found = link.store.get_into([(name, out.data) for name, out in wanted], PAYLOAD)
         link.breaker.succeeded()
         size, good = 0, True
@@ -277,4 +277,4 @@ class Reading:
         if found.writer in self._link.distrusted:
             self._link.counters["fault_distrusted"] += 1
             return None
-        return Arrival(found.label, out[: found.size], found.writer)
+        return Arrival(found.label, out[: found.size], found.writer, self._link.buffers.giver(out))

@@ -14,6 +14,7 @@ from typing import Final
 from headstart.interfaces.tokens import BlockId, Bytes
 from headstart.tiers.disk import Label, Note
 from headstart.tiers.shared.breaker import Breaker
+from headstart.tiers.shared.buffers import Buffers
 from headstart.tiers.shared.envelope import SealError, open_note
 from headstart.tiers.shared.keys import OwnerKeys
 from headstart.tiers.shared.pace import StorePace
@@ -96,7 +97,10 @@ class StoreTier:
         stored = Recent(STORED, clock, dropped=listener.not_in_store)
         bad = Recent(STORED, clock)
         ahead = min(AHEAD, max(1, room // (4 * READERS)))
-        self._link = Link(store, keys, StorePace(), Breaker(), missing, stored, bad, set(), self.counters, clock, ahead)
+        buffers = Buffers(2 * ahead)  # what waits for the engine thread, and a batch on its way
+        self._link = Link(
+            *(store, keys, StorePace(), Breaker(), missing, stored, bad, set(), self.counters, clock, buffers, ahead)
+        )
         self._touched = Recent(TOUCHED, clock)
         self._offered: dict[BlockId, Label] = {}  # and not answered yet
         self._writing = Writing(self._link, room, card, terms, wall, saves.share, writes=writes)

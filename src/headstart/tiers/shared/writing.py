@@ -24,7 +24,7 @@ from headstart.tiers.shared.expiry import sweep
 from headstart.tiers.shared.reading import Link
 from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.servers import EVERY, ServerCard, publish
-from headstart.tiers.shared.store import StoreError
+from headstart.tiers.shared.store import Blob, StoreError, room
 from headstart.tiers.shared.terms import SharedTerms
 from headstart.units import show_size
 
@@ -44,6 +44,8 @@ NOTES = 4096
 """Entries in the queue above which notes are refused."""
 GRACE = 2.0
 """Seconds for which stopping waits for a running call."""
+SLACK = 1 << 12
+"""Bytes by which objects of one kind differ at most, because of their headers. More costs only new memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Writing:
         self._ends: float | None = None
         self._looked = self._swept = self._said = -math.inf
         self._allowance, self._filled = float(BURST), link.clock()
+        self._sealed: Blob = memoryview(b"")  # memory for sealing
         self._thread = threading.Thread(target=self._loop, name="headstart-shared", daemon=True)
         self._thread.start()
 
@@ -262,11 +265,24 @@ class Writing:
                 link.stored.drop(label.key)
                 continue
             link.missing.drop(label.key)
-            blob = seal(name, label, payload, link.keys.newest(label.owner), self._writer)
-            if link.store.put(name, blob, age=age, life=life):
+            blob = seal(name, label, payload, link.keys.newest(label.owner), self._writer, self._memory)
+            if self._put(name, blob, age, life):
                 link.bad.drop(label.key)
                 link.counters["saved"] += 1
                 link.counters["saved_bytes"] += len(blob)
+
+    def _memory(self, size: int) -> Blob:
+        """Memory for the next object, which has been used before: new memory costs more than sealing."""
+        if size > len(self._sealed):
+            self._sealed = room(size + SLACK)
+        return self._sealed[:size]
+
+    def _put(self, name: str, blob: Blob, age: float, life: float) -> bool:
+        try:
+            return self._link.store.put(name, blob, age=age, life=life)
+        except BaseException:
+            self._sealed = memoryview(b"")  # a call that hangs may still read it
+            raise
 
     def _erase(self, batch: Sequence[Offered]) -> None:
         """Deletes what must be deleted, also while the store is left alone: somebody waits for it."""
