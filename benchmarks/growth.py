@@ -4,6 +4,8 @@ Each operation runs beside 10³ to 10⁶ stored entries. Reported: the CPU time 
 and the 99.9th percentile, and bytes of memory. All texts begin with the same token and hang on the root, as conversations
 without a common system prompt do. This is the hardest case of a search by tokens.
 
+With `--against DIR`, some of the calls are made in turn in this version and in that of a checkout: `benchmarks.growth_against`.
+
 The disk's files are empty where they do not matter: `benchmarks.growth_disk`, which also measures starts and decoding.
 
 To add an operation, write a function that takes the number of entries and yields `Row`s, and name it in `MEASUREMENTS`.
@@ -25,7 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import growth_disk, growth_eviction, growth_expiry, growth_holds, growth_memory
+from benchmarks import growth_against, growth_disk, growth_eviction, growth_expiry, growth_holds, growth_memory
 from benchmarks.growth_rows import Measurement, Row, held, timed
 from benchmarks.plots import growth_curves
 from benchmarks.processor import caption
@@ -205,8 +207,14 @@ def main() -> None:
     parser.add_argument("--most", type=float, default=1e6, help="the greatest number of entries (1e6)")
     parser.add_argument("--only", nargs="*", choices=list(MEASUREMENTS), default=list(MEASUREMENTS), help="measurements")
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for growth.json and the plot")
+    parser.add_argument("--against", type=Path, metavar="DIR", help="a checkout of another version, to compare some calls with")
+    parser.add_argument("--entries", type=int, default=1000, help="stored entries, with --against (1000)")
+    parser.add_argument("--portions", type=int, default=30, help="portions of calls, with --against (30)")
     given = parser.parse_args()
     console = Console(width=160)
+    if given.against is not None:
+        console.print(growth_against.table(given.against, given.entries, given.portions))
+        return
     sizes = [size for size in (10**3, 10**4, 10**5, 10**6) if size <= given.most]
     results = measure(sizes, given.only, console)
     given.out.mkdir(parents=True, exist_ok=True)
