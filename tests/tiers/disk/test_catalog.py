@@ -137,7 +137,7 @@ def test_uses_are_remembered_after_an_object_has_gone(catalog: Catalog) -> None:
     catalog.remove([label(1).key, label(7).key])
     assert len(gone(catalog)) == 1
     catalog.add([(label(1), SIZE)], 50.0)
-    assert catalog._stats("objects", label(1).key).request_traits == request_traits  # type: ignore[union-attr]
+    assert catalog._histories([label(1).key])[label(1).key][1].request_traits == request_traits
     row = catalog.get(label(1).key)
     assert row is not None
     assert (row.uses, row.used) == (3, 50.0)

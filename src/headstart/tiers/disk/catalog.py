@@ -24,7 +24,7 @@ from headstart.prefix_cache.reuse_model import RequestTraits, ReuseStats
 from headstart.tiers.disk import schema
 from headstart.tiers.disk.ages import Ages
 from headstart.tiers.disk.format import Label
-from headstart.tiers.disk.ranks import USED, Ranks, stats_of
+from headstart.tiers.disk.ranks import USED, Ranks, keys_of, rows_of, stats_of
 
 log = logging.getLogger("headstart.disk")
 
@@ -32,8 +32,6 @@ GHOSTS = 1 << 15
 """Most ghosts that are kept: the latest."""
 NOTES = 1 << 15
 """Most notes that are kept: the latest."""
-TOGETHER = 256
-"""Most keys of one query."""
 FIRST = 4096
 """Most first blocks of another fingerprint that are looked for."""
 
@@ -149,38 +147,52 @@ class Catalog:
                 f" SELECT key, {USED}, written, owner FROM objects WHERE key = ?",
                 [(key,) for key in keys],
             )
+            parents = [parent for (parent,) in rows_of(self._db, "parent", [*keys])]
             self._db.executemany("DELETE FROM objects WHERE key = ?", [(key,) for key in keys])
+            self.ranks.renew_leaves(parents, now)
             self._db.executemany("DELETE FROM notes WHERE block = ?", [(key,) for key in keys])
             oldest = "FROM ghosts WHERE number <= (SELECT MAX(number) FROM ghosts) - ?"
-            for used in self._db.execute(f"SELECT {USED} {oldest}", (GHOSTS,)).fetchall():
-                self.ranks.count(1, stats_of(used), now)
+            gone = self._db.execute(f"SELECT {USED} {oldest}", (GHOSTS,)).fetchall()
+            self.ranks.count(1, ((stats_of(used), now) for used in gone))
             self._db.execute(f"DELETE {oldest}", (GHOSTS,))
 
     def ghosts(self, keys: Collection[bytes]) -> set[bytes]:
         """The keys that have a ghost: these objects were evicted, not deleted by a user."""
-        return {key for key in keys if self._stats("ghosts", key) is not None}
+        return {key for key in keys if self._ghost(key) is not None}
 
     def use(self, uses: Collection[tuple[bytes, float]]) -> None:
-        """Counts uses. `uses`: keys with times."""
+        """Counts uses. `uses`: keys with times, the earlier use of a key first."""
         with self._change():
-            for key, now in uses:
-                stats = self._stats("objects", key, "seconds, allocated")
-                if stats is not None:
-                    self.ranks.count(0, stats, now)
-                    stats.use(now)
-                    values = now, stats.uses, self.ranks.of(stats, now), key
-                    self._db.execute("UPDATE objects SET used = ?, uses = ?, rank = ? WHERE key = ?", values)
+            found = self._histories([key for key, _ in uses])
+
+            def intervals() -> Iterator[tuple[ReuseStats, float]]:
+                for key, now in uses:
+                    if (known := found.get(key)) is not None:
+                        yield known[1], now
+                        known[1].use(now)
+
+            self.ranks.count(0, intervals())
+            values = [(stats.last, stats.uses, self.ranks.of(stats, stats.last), row) for row, stats in found.values()]
+            self._db.executemany("UPDATE objects SET used = ?, uses = ?, rank = ? WHERE number = ?", values)
 
     def replied(self, replies: Collection[tuple[bytes, RequestTraits]], now: float | None = None) -> None:
-        """Records the traits of the latest requests. `replies`: keys with traits."""
+        """Records the traits of the latest requests. `replies`: keys with traits, the later of a key last."""
         now = time.time() if now is None else now
         with self._change():
-            for key, request_traits in replies:
-                stats = self._stats("objects", key, "seconds, allocated")
-                if stats is not None:
-                    stats.request_traits = request_traits
-                    values = request_traits.bucket, request_traits.weight, self.ranks.of(stats, now), key
-                    self._db.execute("UPDATE objects SET bucket = ?, weight = ?, rank = ? WHERE key = ?", values)
+            latest = dict(replies)
+            alike: dict[RequestTraits, list[bytes]] = {}
+            for key, request_traits in latest.items():
+                alike.setdefault(request_traits, []).append(key)
+            for request_traits, keys in alike.items():
+                for some, places in keys_of(keys):
+                    values = request_traits.bucket, request_traits.weight, *some
+                    self._db.execute(f"UPDATE objects SET bucket = ?, weight = ? WHERE key IN ({places})", values)
+            self.ranks.renew_leaves([*latest], now)
+
+    def _histories(self, keys: Sequence[bytes]) -> dict[bytes, tuple[int, ReuseStats]]:
+        """The numbers and statistics of objects, by key."""
+        found = rows_of(self._db, f"key, number, seconds, allocated, {USED}", keys)
+        return {key: (number, stats_of(used, seconds, allocated)) for key, number, seconds, allocated, *used in found}
 
     def note(self, fingerprint: bytes, notes: Collection[Note], now: float | None = None, since: float | None = None) -> None:
         """Stores notes, and replaces those with the same keys. `since`: do so only if `Ages.wiped` still returns this time."""
@@ -214,18 +226,18 @@ class Catalog:
         found = self._db.execute("SELECT fingerprint, name, file, mark FROM models").fetchall()
         return {bytes(fingerprint): StoredModel(*map(str, values)) for fingerprint, *values in found}
 
-    def _stats(self, table: str, key: bytes, saves: str = "1.0, 1") -> ReuseStats | None:
-        """The statistics of an object or ghost. `saves`: columns of the seconds that it saves, and of its bytes."""
-        found = self._db.execute(f"SELECT {saves}, {USED} FROM {table} WHERE key = ?", (key,)).fetchone()
-        return None if found is None else stats_of(found[2:], *found[:2])
+    def _ghost(self, key: bytes) -> ReuseStats | None:
+        """The statistics of an object that was evicted, without what it would save."""
+        found = self._db.execute(f"SELECT {USED} FROM ghosts WHERE key = ?", (key,)).fetchone()
+        return None if found is None else stats_of(found)
 
     def _revived(self, key: bytes, now: float) -> ReuseStats:
         """The statistics of an object that is added now. They continue those of its ghost, which is removed."""
-        stats = self._stats("ghosts", key)
+        stats = self._ghost(key)
         if stats is None:
             return ReuseStats(1.0, now, 1)
         self._db.execute("DELETE FROM ghosts WHERE key = ?", (key,))
-        self.ranks.count(0, stats, now)
+        self.ranks.count(0, [(stats, now)])
         stats.use(now)
         return stats
 
@@ -404,9 +416,8 @@ def look_up(path: Path, keys: Sequence[bytes]) -> list[Row]:
     """
     found: list[Row] = []
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", timeout=0.1, uri=True)) as database:
-        for first in range(0, len(keys), TOGETHER):
-            some = keys[first : first + TOGETHER]
-            rows = list(_read(database, f"WHERE key IN ({', '.join('?' * len(some))})", *some))
+        for some, places in keys_of(keys):
+            rows = list(_read(database, f"WHERE key IN ({places})", *some))
             if not rows:
                 break
             found += rows
