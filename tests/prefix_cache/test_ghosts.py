@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from effort import examples
 from headstart.prefix_cache import ghosts as ghosts_module
 from headstart.prefix_cache.ghosts import Ghosts
-from headstart.prefix_cache.reuse_model import RequestTraits, ReuseStats
+from headstart.prefix_cache.reuse_model import KINDS, OCTAVES, RequestTraits, ReuseStats
 
 MANY = 10**6
 
@@ -85,6 +86,24 @@ def test_all_are_dropped_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {key(number) for number in range(300)} <= set().union(*pieces)
     assert max(map(len, pieces)) < 64
     assert not any(key(number) in found for number in range(300))
+
+
+def test_a_sample_stands_for_all() -> None:
+    """Their open intervals, by kind and age: of all, as if each were counted; of a part, about the same."""
+    found, open_intervals = Ghosts(), np.zeros((KINDS, OCTAVES))
+    for number in range(9000):
+        found.put(key(number), history(number), MANY)
+    for _, stats in found.items():
+        open_intervals[stats.kind, stats.age(2000.0)] += stats.request_traits.weight
+    pieces = list(found.sampled(MANY))
+    assert len(pieces) > 2
+    assert np.allclose(sum(piece.open(2000.0) for piece in pieces), open_intervals)
+    part = list(found.sampled(3000))
+    assert 2000 < sum(len(piece.last) for piece in part) < 4000
+    ages = [sum(piece.open(2000.0) for piece in some).sum(axis=0) for some in (part, pieces)]
+    assert ages[0] == pytest.approx(ages[1], rel=0.2, abs=100)
+    assert ages[0].sum() == pytest.approx(ages[1].sum(), rel=0.1)
+    assert not list(Ghosts().sampled(MANY))
 
 
 def test_long_histories_are_cut() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import sha256
 
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headstart.prefix_cache import id_map
 from headstart.prefix_cache.id_map import IdMap
 
 
@@ -17,6 +20,20 @@ def key(number: int) -> bytes:
 NUMBERS = st.integers(0, 300)
 
 
+@pytest.fixture(params=[5, id_map.FEW])
+def few(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The number of values that stand in one dict."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(id_map, "FEW", request.param)
+        patch.setattr(id_map, "PIECE", 3)
+        yield
+
+
+ONE_FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.mark.usefixtures("few")
+@ONE_FIXTURE
 @given(st.lists(st.tuples(st.booleans(), NUMBERS)))
 def test_it_is_a_dict(changes: list[tuple[bool, int]]) -> None:
     found, known = IdMap[int](), dict[bytes, int]()
@@ -31,8 +48,13 @@ def test_it_is_a_dict(changes: list[tuple[bool, int]]) -> None:
     assert len(found) == len(known)
     assert sorted(found.values()) == sorted(known.values())
     assert dict(found.items()) == known
+    for _ in found.clearing():
+        pass
+    assert not list(found._different())
 
 
+@pytest.mark.usefixtures("few")
+@ONE_FIXTURE
 @given(st.sets(NUMBERS), st.lists(st.tuples(st.booleans(), NUMBERS)))
 def test_a_walk_shows_what_stays_once(before: set[int], changes: list[tuple[bool, int]]) -> None:
     found = IdMap[int]()
@@ -41,6 +63,7 @@ def test_a_walk_shows_what_stays_once(before: set[int], changes: list[tuple[bool
     stays, ever, seen = set(before), set(before), list[int]()
     pending = list(changes)
     for piece in found.pieces():
+        assert all(found.get(key(number)) == number for number in piece), "it shows what is there"
         seen += piece
         for put, number in pending[:3]:
             ever.add(number)

@@ -24,10 +24,10 @@ from headstart.prefix_cache.eviction_order import EvictionOrder
 from headstart.prefix_cache.ghosts import Ghosts
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits, ReuseHistory, ReuseModel, ReuseStats
-from headstart.prefix_cache.reuse_sample import ReuseSample
+from headstart.prefix_cache.reuse_sample import SAMPLE, ReuseSample
 
-GHOSTS, GHOSTS_PER_ENTRY = 1 << 15, 0.5
-"""Most ghosts: this many, or this many for each entry in the tier, whichever is more."""
+GHOSTS, ENTRIES_PER_GHOST = 1 << 15, 2
+"""Most ghosts: this many, or one for so many entries in the tier, whichever is more."""
 STALE = 1.0
 """Least seconds from one round to the next."""
 HAND = 64
@@ -65,15 +65,11 @@ class Retention:
         self._order: EvictionOrder[Entry] = EvictionOrder(by_owner=by_owner)
         self._now = 0.0
         self._round_began = 0.0
-        self._numbers: dict[float, float] = {}  # one object for equal numbers: entries have few different ones
+        self._numbers: dict[float, float] = {}  # one object for equal numbers, of which there are few: each takes 24 bytes
 
     def _value(self, key: BlockId, stats: ReuseHistory, now: float) -> float:
         """The rank of an entry: the lowest is evicted first."""
         return self._reuse.value(stats, now)
-
-    def _shared(self, number: float) -> float:
-        """The same number, as an object that entries share. Each would take 24 bytes."""
-        return self._numbers.setdefault(number, number)
 
     def __len__(self) -> int:
         return self._count
@@ -101,7 +97,8 @@ class Retention:
         if known is None:
             return
         if known.uses:
-            self._order.remove(known)
+            if not known.followers:
+                self._order.remove(known)
             self._reuse.returned(known, now)
             known.last = now
             known.uses += 1
@@ -109,8 +106,10 @@ class Retention:
             self._admit(known, now)
             anew = True
         if anew:
-            known.saved_per_byte = self._shared(self._saved(known))
-        self._push(known)
+            saved = self._saved(known)
+            known.saved_per_byte = self._numbers.setdefault(saved, saved)
+        if not known.followers:
+            self._push(known)
 
     def _admit(self, entry: Entry, now: float) -> None:
         stats = self._revived(entry, now)
@@ -127,7 +126,8 @@ class Retention:
             entry = self._index.get(key)
             if entry is not None and entry.uses:
                 entry.request_traits = request_traits
-                self._push(entry)
+                if not entry.followers:
+                    self._push(entry)
 
     def request_traits(self, key: BlockId) -> RequestTraits:
         """The traits that `replied` has set."""
@@ -188,12 +188,12 @@ class Retention:
             return
         self._order.remove(entry)
         self._count -= 1
+        self._sample.discard(entry.id)
         self._add_ghost(entry.id, entry)
         if entry.followers:
             self._apart[entry.id] = entry.followers
         entry.uses = entry.followers = 0
-        self._follow(entry.parent, -1)
-        parent = self._in_tier(entry.parent)
+        parent = self._follow(entry.parent, -1)
         if parent is not None:
             self._push(parent)
 
@@ -217,7 +217,8 @@ class Retention:
         Args:
             owners: if one of their entries may be evicted, it is one of theirs.
         """
-        self._move_hand()
+        if self._round or self._now - self._round_began >= STALE:
+            self._move_hand()
         if self._order.any_aside:
             self._return(self._order.aside(ASIDE))
         found = self._lowest(owners)
@@ -227,16 +228,17 @@ class Retention:
 
     def _lowest(self, owners: Collection[bytes]) -> Entry | None:
         """The entry that goes next. While ranks may be old, its own is computed again. If it rose, another may go first."""
-        for _ in range(TRIES if self._round else 1):
-            entry = self._order.lowest(owners, self._may_go)
-            if entry is None or not self._round or (rank := self._rank(entry)) <= (entry.rank or 0.0):
+        entry = self._order.lowest(owners, self._may_go)
+        for _ in range(TRIES if self._round else 0):
+            if entry is None or (rank := self._rank(entry)) <= (entry.rank or 0.0):
                 break
             self._order.push(entry, rank)
+            entry = self._order.lowest(owners, self._may_go)
         return entry
 
     def _move_hand(self) -> None:
         """A bounded part of the work that ranks need."""
-        if self._round is None and self._now - self._round_began >= STALE:
+        if self._round is None:
             self._round, self._round_began = self._ranking(), self._now
             if len(self._numbers) > NUMBERS:
                 self._numbers.clear()
@@ -246,8 +248,8 @@ class Retention:
     def _ranking(self) -> Iterator[None]:
         """A round, in steps: learning if it is due, then ranking all leaves again."""
         if self._reuse.due:
-            sample = self._sample.drawn(self._count + len(self._ghosts), self._everything())
-            yield from self._reuse.learning(sample, self._now, self._sample.weight)
+            sample = self._sample.drawn(self._count, self._everything())
+            yield from self._reuse.learning(sample, self._now, self._sample.weight, self._ghosts.sampled(SAMPLE))
         if len(self._order) <= AT_ONCE:
             self._order.renew_all(self._rank)
             return
@@ -255,10 +257,7 @@ class Retention:
             yield
 
     def _everything(self) -> Iterator[tuple[BlockId, ReuseHistory]]:
-        """All ghosts, and the entries in the tier: leaves and what is before them. Those that only kept entries follow are
-        left out.
-        """
-        yield from self._ghosts.items()
+        """The entries in the tier: leaves and what is before them. Those that only kept entries follow are left out."""
         passed = set[BlockId]()
         for leaf in self._order:
             entry: Entry | None = leaf
@@ -279,7 +278,7 @@ class Retention:
         return entry if entry is not None and entry.uses else None
 
     def _may_go(self, entry: Entry) -> bool:
-        return self._tier in entry.copies and not (entry.pins or entry.kept)
+        return not entry.needed and self._tier in entry.copies
 
     def _revived(self, entry: Entry, now: float) -> ReuseStats:
         """The statistics of an entry that is used now and is not in the tier. Its ghost, if it has one, is removed."""
@@ -306,26 +305,24 @@ class Retention:
 
     def _add_ghost(self, key: BlockId, history: ReuseHistory) -> None:
         self._reuse.left()
-        if key in self._sample:
-            self._sample.put(key, ReuseStats(0.0, history.last, history.uses, history.request_traits, history.children))
-        for dropped, ghost in self._ghosts.put(key, history, max(GHOSTS, int(GHOSTS_PER_ENTRY * self._count))):
+        for dropped, ghost in self._ghosts.put(key, history, max(GHOSTS, self._count // ENTRIES_PER_GHOST)):
             self._lose(dropped, ghost)
 
     def _lose(self, key: BlockId, ghost: ReuseStats) -> None:
         """A ghost is dropped."""
         self._reuse.lost(ghost, self._now)
-        self._sample.discard(key)
 
     def _rank(self, entry: Entry) -> float:
-        return self._shared(self._value(entry.id, entry, self._now))
+        rank = self._value(entry.id, entry, self._now)
+        return self._numbers.setdefault(rank, rank)
 
     def _push(self, entry: Entry) -> None:
         """Puts an entry into the order, if it is a leaf that may be evicted."""
         if not (entry.followers or entry.kept):
             self._order.push(entry, self._rank(entry))
 
-    def _follow(self, parent: BlockId, count: int) -> None:
-        """Counts an entry that follows `parent` in the tier, or (-1) does no longer."""
+    def _follow(self, parent: BlockId, count: int) -> Entry | None:
+        """Counts an entry that follows `parent` in the tier, or (-1) does no longer. Returns the parent, if it is there."""
         entry = self._in_tier(parent)
         if entry is not None:
             entry.followers += count
@@ -335,3 +332,4 @@ class Retention:
             self._apart[parent] = followers
         else:
             del self._apart[parent]
+        return entry

@@ -60,10 +60,18 @@ class EvictionOrder(Generic[LeafT]):
 
     def remove(self, leaf: LeafT) -> None:
         """An entry has left the tier, or has a child there now, or will be pushed again."""
-        if leaf.rank is not None:
-            self._take(leaf)
-        elif self._aside:
-            self._aside.pop(leaf.id, None)
+        if leaf.rank is None:
+            if self._aside:
+                self._aside.pop(leaf.id, None)
+            return
+        self._order.remove(leaf)
+        self._count -= 1
+        if self._own is not None:
+            own = self._own[leaf.owner]
+            own.remove(leaf)
+            if not own:
+                del self._own[leaf.owner]
+        leaf.rank = None
 
     def renew(self, count: int, rank: Callable[[LeafT], float]) -> bool:
         """Ranks the next `count` leaves again, from the lowest rank up to the highest. Returns whether there are more.
@@ -128,20 +136,9 @@ class EvictionOrder(Generic[LeafT]):
 
     def _first(self, leaves: RankedLeaves[LeafT], may_go: Callable[[LeafT], bool]) -> LeafT | None:
         while (leaf := leaves.first()) is not None and not may_go(leaf):
-            self._take(leaf)
+            self.remove(leaf)
             self._aside[leaf.id] = leaf
         return leaf
-
-    def _take(self, leaf: LeafT) -> None:
-        """Takes a leaf out of the lists."""
-        self._order.remove(leaf)
-        self._count -= 1
-        if self._own is not None:
-            own = self._own[leaf.owner]
-            own.remove(leaf)
-            if not own:
-                del self._own[leaf.owner]
-        leaf.rank = None
 
 
 def _sortable(leaf: LeafT) -> tuple[float, float]:

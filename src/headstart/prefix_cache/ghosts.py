@@ -13,12 +13,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+import numpy as np
+
 from headstart.interfaces.tokens import BlockId
-from headstart.prefix_cache.reuse_model import RequestTraits, ReuseHistory, ReuseStats
+from headstart.prefix_cache.reuse_model import Histories, RequestTraits, ReuseHistory, ReuseStats
 
 ROWS = 256
 """Most rows a bucket, on average. With 16 the ages at which ghosts are dropped differ so much that fewer prompts are found."""
+TOGETHER = 8
+"""Buckets whose histories are read at once."""
 _ROW = struct.Struct("<32sddHHH")  # id, last use, weight, uses, children, class of the request
+_COLUMNS = np.dtype([("id", "V32"), ("last", "<f8"), ("weight", "<f8"), ("uses", "<u2"), ("_", "<u2"), ("bucket", "<u2")])
 _ID, _MOST = 32, (1 << 16) - 1
 
 Ghost = tuple[BlockId, ReuseStats]
@@ -26,11 +31,15 @@ Ghost = tuple[BlockId, ReuseStats]
 
 
 class Ghosts:
-    """Histories by id. Each that is returned is a copy."""
+    """Histories by id. Each that is returned is a copy.
+
+    Beside the rows of a bucket stand their *tags*: the last byte of each id. A search passes over tags, and compares an id only
+    where they are equal.
+    """
 
     def __init__(self) -> None:
         self._count = 0
-        self._buckets = [b""]
+        self._tags, self._buckets = [bytearray()], [bytearray()]
         self._mask = 1  # the least 2^n - 1 that is not below the number of buckets
 
     def __len__(self) -> int:
@@ -46,25 +55,37 @@ class Ghosts:
         """All ghosts. They must not change meanwhile."""
         return (ghost for bucket in self._buckets for ghost in _ghosts(bucket))
 
+    def sampled(self, most: int) -> Iterator[Histories]:
+        """The histories of about `most` ghosts, or of all, in pieces. An id is a hash, so the first buckets are a random sample.
+
+        The ghosts may change between two pieces; it does not matter to a sample.
+        """
+        if not self._count:
+            return
+        share = min(1.0, most / self._count)
+        last = max(1, round(share * len(self._buckets)))
+        weight = self._count / max(1, sum(map(len, self._tags[:last])))
+        for first in range(0, last, TOGETHER):
+            rows = np.frombuffer(b"".join(self._buckets[first : min(last, first + TOGETHER)]), _COLUMNS)
+            yield Histories(rows["last"], rows["uses"], rows["bucket"], rows["weight"] * weight)
+
     def get(self, key: BlockId) -> ReuseStats | None:
-        number, at = self._find(key)
-        return None if at < 0 else _stats(self._buckets[number], at)
+        number, row = self._find(key)
+        return None if row < 0 else _stats(self._buckets[number], row * _ROW.size)
 
     def pop(self, key: BlockId) -> ReuseStats | None:
         """Removes a ghost."""
-        number, at = self._find(key)
-        if at < 0:
+        number, row = self._find(key)
+        if row < 0:
             return None
-        bucket = self._buckets[number]
-        self._buckets[number] = bucket[:at] + bucket[at + _ROW.size :]
-        self._count -= 1
-        return _stats(bucket, at)
+        found = _stats(self._buckets[number], row * _ROW.size)
+        self._drop(number, row)
+        return found
 
     def replace(self, key: BlockId, history: ReuseHistory) -> None:
         """Changes a ghost, which keeps its place."""
-        number, at = self._find(key)
-        bucket = self._buckets[number]
-        self._buckets[number] = bucket[:at] + _row(key, history) + bucket[at + _ROW.size :]
+        number, row = self._find(key)
+        self._buckets[number][row * _ROW.size : (row + 1) * _ROW.size] = _row(key, history)
 
     def put(self, key: BlockId, history: ReuseHistory, most: int) -> list[Ghost]:
         """Adds an id that has no ghost. Returns those that are dropped for it.
@@ -72,13 +93,14 @@ class Ghosts:
         With more than `most` it is one, or two as long as there are too many. It is none if no other is in its bucket.
         """
         number = self._number(key)
-        self._buckets[number] += _row(key, history)
+        tags, rows = self._tags[number], self._buckets[number]
+        tags.append(key[-1])
+        rows += _row(key, history)
         self._count += 1
         dropped: list[Ghost] = []
-        while self._count > most and len(self._buckets[number]) > _ROW.size and len(dropped) < 2:
-            dropped += _ghosts(self._buckets[number][: _ROW.size])
-            self._buckets[number] = self._buckets[number][_ROW.size :]
-            self._count -= 1
+        while self._count > most and len(tags) > 1 and len(dropped) < 2:
+            dropped.append((bytes(rows[:_ID]), _stats(rows, 0)))
+            self._drop(number, 0)
         if self._count > ROWS * len(self._buckets):
             self._split()
         return dropped
@@ -88,7 +110,7 @@ class Ghosts:
         number = 0
         while number < len(self._buckets):  # a split moves rows to a later bucket
             gone = list(_ghosts(self._buckets[number]))
-            self._buckets[number] = b""
+            self._tags[number], self._buckets[number] = bytearray(), bytearray()
             self._count -= len(gone)
             number += 1
             yield gone
@@ -99,33 +121,43 @@ class Ghosts:
         return number if number < len(self._buckets) else number ^ (self._mask + 1 >> 1)
 
     def _find(self, key: BlockId) -> tuple[int, int]:
-        """The bucket of an id, and where its row begins there; -1 if it has none."""
-        number = self._number(key)
-        bucket, at = self._buckets[number], -1
-        while (at := bucket.find(key, at + 1)) >= 0 and at % _ROW.size:
-            pass  # these bytes are part of two rows
-        return number, at
+        """The bucket of an id, and the number of its row there; -1 if it has none."""
+        number, tag = self._number(key), key[-1]
+        tags, rows = self._tags[number], self._buckets[number]
+        row = tags.find(tag)
+        while row >= 0 and not rows.startswith(key, row * _ROW.size):
+            row = tags.find(tag, row + 1)
+        return number, row
+
+    def _drop(self, number: int, row: int) -> None:
+        del self._tags[number][row]
+        del self._buckets[number][row * _ROW.size : (row + 1) * _ROW.size]
+        self._count -= 1
 
     def _split(self) -> None:
         """Divides the next bucket between itself and a new one."""
-        source = len(self._buckets) ^ (self._mask + 1 >> 1)
-        rows = self._buckets[source]
-        self._buckets.append(b"")
+        source, new = len(self._buckets) ^ (self._mask + 1 >> 1), len(self._buckets)
+        tags, rows = self._tags[source], bytes(self._buckets[source])
+        self._tags.append(bytearray())
+        self._buckets.append(bytearray())
         if len(self._buckets) > self._mask:
             self._mask = 2 * self._mask + 1
-        self._buckets[source] = b""
-        for at in range(0, len(rows), _ROW.size):
+        self._tags[source], self._buckets[source] = bytearray(), bytearray()
+        for tag, at in zip(tags, range(0, len(rows), _ROW.size), strict=True):
             row = rows[at : at + _ROW.size]
-            self._buckets[self._number(row[:_ID])] += row
+            place = new if self._number(row) == new else source
+            self._tags[place].append(tag)
+            self._buckets[place] += row
 
     def check(self) -> None:
-        """Raises AssertionError if rows are lost, or in the wrong bucket."""
+        """Raises AssertionError if rows are lost, in the wrong bucket, or have another's tag."""
         assert self._count == sum(map(len, self._buckets)) // _ROW.size
-        assert len(self._buckets) <= self._mask < 2 * len(self._buckets)
-        for number, bucket in enumerate(self._buckets):
+        assert len(self._buckets) == len(self._tags) <= self._mask < 2 * len(self._buckets)
+        for number, (tags, bucket) in enumerate(zip(self._tags, self._buckets, strict=True)):
             keys = [key for key, _ in _ghosts(bucket)]
             assert len({*keys}) == len(keys)
             assert all(self._number(key) == number for key in keys)
+            assert tags == bytes(key[-1] for key in keys)
 
 
 def _row(key: BlockId, history: ReuseHistory) -> bytes:
@@ -135,10 +167,10 @@ def _row(key: BlockId, history: ReuseHistory) -> bytes:
     return _ROW.pack(key, history.last, traits.weight, uses, children, traits.bucket)
 
 
-def _stats(bucket: bytes, at: int) -> ReuseStats:
+def _stats(bucket: bytearray, at: int) -> ReuseStats:
     _, last, weight, uses, children, request_class = _ROW.unpack_from(bucket, at)
     return ReuseStats(0.0, last, uses, RequestTraits(request_class, weight), children)
 
 
-def _ghosts(rows: bytes) -> Iterator[Ghost]:
-    return ((rows[at : at + _ID], _stats(rows, at)) for at in range(0, len(rows), _ROW.size))
+def _ghosts(rows: bytearray) -> Iterator[Ghost]:
+    return ((bytes(rows[at : at + _ID]), _stats(rows, at)) for at in range(0, len(rows), _ROW.size))

@@ -17,7 +17,7 @@ Example: after two chats with one system prompt of two blocks, the index has a t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -185,6 +185,11 @@ class Entry(Siblings["Entry"], ReuseHistory):
     def pins(self, value: int) -> None:
         self._marks = value << _PINS | self._marks & ((1 << _PINS) - 1)
 
+    @property
+    def needed(self) -> bool:
+        """Whether it is pinned, by a request or its owner."""
+        return bool(self._marks >> _PINS or self._marks & _KEPT)
+
     def usable(self, *, canonical_only: bool) -> bool:
         """Whether some copy may be used."""
         return True in self.copies.values() if canonical_only else bool(self.copies)
@@ -268,12 +273,19 @@ class NoIndexListener:
 
 
 class Index:
-    """All stored entries of one engine. `check` has the invariants."""
+    """All stored entries of one engine. `check` has the invariants.
+
+    Attributes:
+        get: the entry with an id; None if it is not stored. (The map's own method: a hit asks it for each block.)
+    """
+
+    get: Callable[[BlockId], Entry | None]
 
     def __init__(self, block_size: int, listener: IndexListener | None = None) -> None:
         self.block_size = block_size
         self._listener = NoIndexListener() if listener is None else listener
         self._entries = IdMap[Entry]()
+        self.get = self._entries.get
         self._unattached: dict[BlockId, Siblings[Entry]] = {}  # by parents that are not stored, as roots never are
         self._starts: list[int] = []  # one object for each multiple of the block size
         self._owners: dict[bytes, bytes] = {}
@@ -287,10 +299,6 @@ class Index:
     def pieces(self) -> Iterator[list[Entry]]:
         """All entries, in pieces. The index may change between two pieces: see `IdMap.pieces`."""
         return self._entries.pieces()
-
-    def get(self, key: BlockId) -> Entry | None:
-        """The entry with this id."""
-        return self._entries.get(key)
 
     def _after(self, parent: BlockId) -> Siblings[Entry]:
         """The blocks and open tails that follow `parent`."""
@@ -433,17 +441,25 @@ class Index:
     def remove(self, key: BlockId, tier: str) -> None:
         """Removes the copy in `tier`, and the entry with its last copy."""
         entry = self._entries[key]
-        assert tier in entry.copies
-        last = len(entry.copies) == 1
-        copies = NO_COPIES if last else copies_of({name: good for name, good in entry.copies.items() if name != tier})
-        self._set(entry, copies)
-        if not entry.copies:
-            del self._entries[key]
-            if entry.some() is not None:
-                entry.move_to(self._unattached.setdefault(key, Siblings()))
-            if entry.parent in self._unattached and self._unattached[entry.parent].some() is None:
-                del self._unattached[entry.parent]
+        copies = entry.copies
+        assert tier in copies
+        if len(copies) > 1:
+            self._set(entry, copies_of({name: good for name, good in copies.items() if name != tier}))
+        else:
+            self._detach(entry)
         self._listener.removed(entry, tier)
+
+    def _detach(self, entry: Entry) -> None:
+        """Removes an entry. What follows it waits for it to come back."""
+        siblings = self._after(entry.parent)
+        if not entry.state:
+            siblings.take(entry)
+        entry.copies = NO_COPIES
+        del self._entries[entry.id]
+        if entry.followed:
+            entry.move_to(self._unattached.setdefault(entry.id, Siblings()))
+        if not siblings.followed and entry.parent in self._unattached:
+            del self._unattached[entry.parent]
 
     def check(self) -> None:
         """Raises AssertionError if the index contradicts itself. It looks at everything: for tests."""

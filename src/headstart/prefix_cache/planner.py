@@ -243,7 +243,8 @@ def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mo
         stay = _keeping(oldest, keepable(oldest, chain, index, mode), length)
         if stay.keep and stay.start >= best.start and stay.canonical >= best.canonical:
             best = stay
-    return replace(best, passed_over=max(0, found.tokens - best.start))
+    passed_over = found.tokens - best.start
+    return replace(best, passed_over=passed_over) if passed_over > 0 else best
 
 
 def _keeping(slot: SlotView, keep: Kept, length: int) -> Plan:

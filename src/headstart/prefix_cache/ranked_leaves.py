@@ -112,7 +112,8 @@ class RankedLeaves(Generic[LeafT]):
 
     def remove(self, leaf: LeafT) -> None:
         """Removes a leaf whose place is what it was when it was added."""
-        number, index = self._find(leaf)
+        run = self._runs[0]
+        number, index = (0, 0) if run and run[0] is leaf else self._find(leaf)
         run = self._runs[number]
         assert run[index] is leaf
         del run[index]
@@ -127,9 +128,15 @@ class RankedLeaves(Generic[LeafT]):
             number = bisect_right(self._firsts, place_of(leaf)) - 1
         run = self._runs[number]
         index = bisect_left(run, rank, key=_BY_RANK)
-        if index < len(run) and run[index].rank == rank and run[index] is not leaf:
-            index = bisect_left(run, place_of(leaf), index, bisect_right(run, rank, index, key=_BY_RANK), key=place_of)
-        return number, index
+        if index == len(run) or run[index].rank != rank or run[index] is leaf:
+            return number, index
+        place = place_of(leaf)
+        if place <= place_of(run[index]):
+            return number, index
+        end = bisect_right(run, rank, index, key=_BY_RANK)
+        if place > place_of(run[end - 1]):  # most leaves that are added were used last
+            return number, end
+        return number, bisect_left(run, place, index + 1, end, key=place_of)
 
     def _join(self, number: int) -> None:
         """Appends a run to the one before it, if they fit into one."""

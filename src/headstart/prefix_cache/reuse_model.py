@@ -47,6 +47,7 @@ REQUEST_BUCKETS = KINDS // _TRAITS[0]
 _MANY = _USES[-1]
 _FIRST_KIND = [bisect_right(_USES, uses) * REQUEST_BUCKETS for uses in range(_MANY + 1)]
 """The kind of bucket 0, by number of uses."""
+_FIRST_KINDS = np.array(_FIRST_KIND)
 
 _HAZARD = np.array([0.05, 0.1, 0.2, 0.3, 0.4])
 """Chance that an interval ends in an octave, by number of uses, without data."""
@@ -170,6 +171,31 @@ class ReuseStats(ReuseHistory):
         self.uses += 1
 
 
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """How many entries were used: a column each.
+
+    Attributes:
+        last: times of the last use, in seconds.
+        uses: numbers of uses.
+        bucket: classes of the latest requests (`RequestTraits`).
+        weight: weights of the intervals.
+    """
+
+    last: npt.NDArray[np.float64]
+    uses: npt.NDArray[np.uint16]
+    bucket: npt.NDArray[np.uint16]
+    weight: npt.NDArray[np.float64]
+
+    def open(self, now: float) -> Table:
+        """The weights of their open intervals."""
+        kinds = _FIRST_KINDS[np.minimum(self.uses, _MANY)] + self.bucket
+        seconds = np.maximum(now - self.last, 0.0).astype(np.int64)
+        ages = np.minimum(np.frexp(seconds)[1], OCTAVES - 1)  # of a whole number: its number of bits
+        counted = np.bincount(kinds * OCTAVES + ages, self.weight, KINDS * OCTAVES)
+        return counted.reshape(KINDS, OCTAVES)
+
+
 class ReuseModel:
     """The counts of reuse intervals of one tier, and the rates that follow from them. See the module.
 
@@ -207,11 +233,14 @@ class ReuseModel:
         for _ in self.learning(followed, now):
             pass
 
-    def learning(self, followed: Iterable[ReuseHistory], now: float, weight: float = 1.0) -> Iterator[None]:
+    def learning(
+        self, followed: Iterable[ReuseHistory], now: float, weight: float = 1.0, more: Iterable[Histories] = ()
+    ) -> Iterator[None]:
         """`learn` in steps of about a millisecond. The rates change in the last one.
 
         Args:
             weight: how many entries each of those in `followed` stands for.
+            more: others that are followed, a piece for each step.
         """
         self._news = 0
         ended, unknown = self.counts.copy()
@@ -222,6 +251,9 @@ class ReuseModel:
                 yield
         for place, of_request in going.items():
             unknown[divmod(place, OCTAVES)] += of_request * weight
+        for piece in more:
+            unknown += piece.open(now)
+            yield
         lasted = np.cumsum((ended + unknown)[:, ::-1], axis=1)[:, ::-1]
         lasted = lasted - unknown / 2  # they are somewhere in their octave
         some = np.flatnonzero(lasted[:, 0])
@@ -242,7 +274,8 @@ class ReuseModel:
 
     def rate(self, stats: ReuseHistory, now: float) -> float:
         """Hits per second that keeping an entry from `now` on can give."""
-        kind, age = stats.kind, now - stats.last
+        uses, age = stats.uses, now - stats.last
+        kind = _FIRST_KIND[uses if uses < _MANY else _MANY] + stats.request_traits.bucket  # as a property it takes longer
         row = self._rates.get(kind)
         if row is None:
             (row,) = _rates_of(np.array([kind]), self._ended, self._lasted, self._fit)

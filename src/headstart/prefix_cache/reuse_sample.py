@@ -1,4 +1,4 @@
-"""Reuse sample: a bounded part of a tier's entries and ghosts, from which the reuse model learns.
+"""Reuse sample: a bounded part of a tier's entries, from which the reuse model learns. (Of ghosts it reads some buckets.)
 
 An id is a hash. So the entries whose ids are below a bound are a random sample, and the same one in each run. When they are too
 many, the bound is halved.
@@ -18,11 +18,11 @@ SAMPLE = 16_384
 """Most entries of the sample."""
 _ID_BITS = 256
 _REFILL, _SCARCE = 2 * SAMPLE, SAMPLE // 4
-"""With at most so many entries and ghosts, of which fewer than `_SCARCE` are in the sample, it is drawn again."""
+"""With at most so many entries, of which fewer than `_SCARCE` are in the sample, it is drawn again."""
 
 
 class ReuseSample:
-    """The statistics of some entries and ghosts.
+    """Some entries of a tier.
 
     Attributes:
         weight: how many entries each of the sample stands for.
@@ -35,12 +35,8 @@ class ReuseSample:
     def __len__(self) -> int:
         return len(self._stats)
 
-    def __contains__(self, key: BlockId) -> bool:
-        """Whether an id belongs to the sample."""
-        return key <= self._bound
-
     def put(self, key: BlockId, stats: ReuseHistory) -> None:
-        """Where the statistics of an entry are from now on: in itself, or in its ghost."""
+        """An entry came."""
         if key <= self._bound:
             self._stats[key] = stats
             while len(self._stats) > SAMPLE:
@@ -49,11 +45,11 @@ class ReuseSample:
                 self._stats = {key: stats for key, stats in self._stats.items() if key <= self._bound}
 
     def discard(self, key: BlockId) -> None:
-        """An entry and its ghost are gone."""
+        """An entry has gone."""
         self._stats.pop(key, None)
 
     def drawn(self, total: int, everything: Iterable[tuple[BlockId, ReuseHistory]]) -> list[ReuseHistory]:
-        """The sample. After a tier has shrunk to `total` entries and ghosts, it is drawn again from `everything`."""
+        """The sample. After a tier has shrunk to `total` entries, it is drawn again from `everything`."""
         if self.weight > 1 and len(self._stats) < _SCARCE and total <= _REFILL:
             self.weight, self._bound, self._stats = 1, _bound(1), {}
             for key, stats in everything:

@@ -105,10 +105,19 @@ class Siblings(Generic[Node]):
             self._nodes = None
             return
         canonical, derived = self._both
-        if node.canonical:
-            self._keep(_without(canonical, node), derived)
+        group = canonical if node.canonical else derived
+        if isinstance(group, SortedKeyList):
+            group.remove(node)
+            if len(group) > 1:
+                return
+            left: SiblingGroup[Node] = group[0]
         else:
-            self._keep(canonical, _without(derived, node))
+            assert group is node
+            left = None
+        if node.canonical:
+            self._keep(left, derived)
+        else:
+            self._keep(canonical, left)
 
     def move_to(self, other: Siblings[Node]) -> None:
         """Gives all of them to `other`, which has none."""
@@ -168,14 +177,6 @@ def common_bytes(a: bytes, b: bytes) -> int:
 
 def _packed(node: Sibling) -> bytes:
     return node.packed
-
-
-def _without(group: SiblingGroup[Node], node: Node) -> SiblingGroup[Node]:
-    if not isinstance(group, SortedKeyList):
-        assert group is node
-        return None
-    group.remove(node)
-    return group[0] if len(group) == 1 else group
 
 
 def _at_most(group: SiblingGroup[Node], packed: bytes) -> Node | None:

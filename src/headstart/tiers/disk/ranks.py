@@ -233,9 +233,7 @@ class Ranks:
                 if owner not in limits.over():
                     break
 
-    def _choose(
-        self, spare: Collection[bytes], need: int, now: float, limits: OwnerLimits, most: int | None
-    ) -> list[bytes]:
+    def _choose(self, spare: Collection[bytes], need: int, now: float, limits: OwnerLimits, most: int | None) -> list[bytes]:
         taken = set(spare)
         everyone = _Queue(self._leaves(), taken)
         own: dict[bytes, _Queue] = {}
