@@ -19,8 +19,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from benchmarks.growth_disk import TURNS, filled, label
-from benchmarks.growth_expiry import Stored, runtime_for
-from benchmarks.growth_rows import Row
+from benchmarks.growth_expiry import Stored, due, runtime_for
+from benchmarks.growth_rows import Row, row_of
 from headstart.events.mirror import Mirror
 from headstart.events.source import RuntimeSource
 from headstart.interfaces.tokens import as_tokens
@@ -102,6 +102,19 @@ def catalogue(entries: int) -> Iterator[tuple[str, float]]:
         yield "forgetting terms", longest(lambda: ages.forget_terms(time.time() + 1e9))
 
 
+def expired(entries: int) -> list[float]:
+    """Of each piece in which the disk deletes what has expired: `store.AT_ONCE` objects, and at the end the traces of all."""
+    with due(entries) as (disk, terms):
+        work, found, more = disk.expire(terms), list[float](), [True]
+
+        def piece() -> None:
+            more[0] = next(work, None) is not None
+
+        while more[0]:
+            found.append(longest(piece))
+        return found
+
+
 def converted(entries: int) -> float:
     """Of opening a catalogue of version 5."""
     with copied(entries) as folder:
@@ -140,4 +153,5 @@ def measured(entries: int) -> Iterator[Row]:
         for name, value in catalogue(entries):
             yield Row(f"kept: {name}", "µs", value)
         yield Row("kept: converting a catalogue of version 5", "µs", converted(entries))
+        yield row_of("kept: deleting what has expired, a piece", [held / 1e6 for held in expired(entries)])
     yield Row(f"kept: forgetting {TEXTS:,} tokenised texts", "µs", memo())

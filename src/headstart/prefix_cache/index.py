@@ -17,6 +17,7 @@ Example: after two chats with one system prompt of two blocks, the index has a t
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -47,7 +48,8 @@ def copies_of(copies: Mapping[str, bool]) -> TierCopies:
 class Entry(Siblings["Entry"], ReuseHistory):
     """One stored unit: a block, an open tail, or a checkpoint. It heads the siblings that follow it.
 
-    Millions of them may be stored, so what they have in common they share, and small things stand in one number.
+    Millions of them may be stored, so what they have in common they share, and small things stand in one number. Python's
+    collector of cycles does not look at them: nothing in an entry leads back to it, so no cycle has one.
 
     What an entry is does not change: `id`, `parent`, `tokens`, `start`, `state`, `owner`. The index alone writes `copies` and
     `written`. Retention (`eviction`) alone writes how it was used in memory: what it has as a `ReuseHistory`, `followers` and
@@ -115,6 +117,7 @@ class Entry(Siblings["Entry"], ReuseHistory):
         self.uses = self.children = self.followers = 0
         self.request_traits = UNKNOWN_REQUEST
         self.rank: float | None = None
+        _untrack(self)
 
     @property
     def tokens(self) -> Tokens:
@@ -212,6 +215,8 @@ _CELLS, _TIMES, _GAPS = (1 << _WRITTEN - _CELL) - 1, (1 << _GAP - _WRITTEN) - 1,
 _A_SECOND = 1000
 """Times are kept in milliseconds, rounded down."""
 _INT32 = np.dtype("<i4")
+_untrack = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyObject_GC_UnTrack", ctypes.pythonapi))
+"""Takes an object out of the sight of Python's collector, as Python itself does with tuples of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
