@@ -67,7 +67,7 @@ def test_each_cause_is_told_to_people() -> None:
     for meaning in CAUSES.values():
         assert meaning.what.endswith(".")
         assert str(meaning.hint).endswith(".")
-        assert meaning.reason in ("cold", "fingerprint", "diverged", "evicted", "derived", "state", "disabled")
+        assert meaning.reason in ("cold", "fingerprint", "diverged", "evicted", "slower", "derived", "state", "disabled")
     assert len({meaning.what for meaning in CAUSES.values()}) == len(Cause)
 
 
@@ -181,7 +181,23 @@ def test_derived_and_checkpoint() -> None:
         assert found.cause is cause
 
 
-def test_what_is_there_and_was_cheaper_to_compute_is_not_evicted() -> None:
+@pytest.mark.parametrize("options", [{}, {"sliceable": False, "known_kv": lambda: 80}, {"exact": True}], ids=str)
+def test_what_was_slower_to_restore_than_to_compute_is_told(options: dict[str, Any]) -> None:
+    """It is no other cause as well, unless that cost more."""
+    earlier = prompt("system", "a question of some length", "an answer of some length")
+    again = prompt("system", "a question of some length", "an answer of some length")
+    missed = len(again) - 1 - 16
+    for passed_over, cause, recomputed in ((missed, Cause.SLOWER, missed), (missed - 10, Cause.SLOWER, missed - 10)):
+        found = explained(again, remembered(earlier), start=16, passed_over=passed_over, **options)
+        assert found is not None
+        assert (found.cause, found.recomputed, found.token) == (cause, recomputed, 16)
+    few = explained(again, remembered(earlier), start=16, passed_over=20, **options)
+    assert few is not None
+    assert few.cause is not Cause.SLOWER
+    assert few.recomputed == missed - 20
+
+
+def test_what_is_there_and_was_computed_is_not_evicted() -> None:
     earlier = prompt("system", "a question of some length", "an answer of some length")
     again = prompt("system", "a question of some length", "an answer of some length")
     assert explained(again, remembered(earlier), start=16, known_kv=lambda: len(earlier)) is None

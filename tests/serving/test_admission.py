@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from harness import ask, system, user
 from headstart.config import Settings
+from headstart.explain.causes import Cause
 from headstart.interfaces.engine import KVSegment
 from headstart.serving.admission import Pace
 from headstart.serving.runtime import Runtime
@@ -41,6 +42,20 @@ def test_after_a_restore_that_stalled_others_are_restored_all_the_same() -> None
             ask(runtime, talk)
         assert runtime.engine.stall == 0
         assert ask(runtime, long).finish.report.restored > 400
+
+
+def test_a_prompt_that_is_computed_because_restores_are_slow_says_so() -> None:
+    """And not that it was evicted, or nothing. The slot has the first words of both."""
+    long, short = ([system("You help."), user(text)] for text in ("A long talk. " * 40, "Hi"))
+    with Runtime(lambda: FakeEngine(slots=1, ctx=1024), Settings(memory_budget=32 << 20, settle="off")) as runtime:
+        ask(runtime, long)
+        ask(runtime, short)
+        runtime.scheduler._admission.pace.restore = 1e3
+        report = ask(runtime, long).report
+        assert report.restored == 0
+        assert report.explanation is not None
+        assert report.explanation.cause is Cause.SLOWER
+        assert report.explanation.recomputed == report.computed - 1, "the last token is always computed"
 
 
 def test_a_restore_that_looks_too_slow_is_tried_again() -> None:

@@ -24,6 +24,7 @@ class Cause(StrEnum):
     REASONING = "reasoning_stripped"
     REPLY_TOKENS = "reply_tokens_differ"
     EVICTED = "evicted"
+    SLOWER = "slower_to_restore"
     CHECKPOINT = "no_checkpoint"
     DERIVED = "derived"
     SALT = "salt_differs"
@@ -119,6 +120,14 @@ CAUSES: dict[Cause, Meaning] = {
         "unavailable",
         "It was cached, and has been evicted.",
         f"Raise {option('memory_budget')} or {option('disk_budget')}, or pin the conversation (headstart cache pin).",
+    ),
+    Cause.SLOWER: Meaning(
+        "slower",
+        "unavailable",
+        "unavailable",
+        "It is cached. To restore it would have taken longer than to compute it, by the measured speeds.",
+        f"Nothing to do: both speeds are measured all the time. If it happens often, put {option('cache_dir')} on a faster "
+        f"disk, or raise {option('memory_budget')}.",
     ),
     Cause.CHECKPOINT: Meaning(
         "state",

@@ -100,6 +100,7 @@ class CacheView:
         otherwise: returns the tokens of an earlier prompt with the same messages and another template.
         characters: returns the number of characters of some tokens.
         pace: seconds of prefill per token; None if unknown.
+        passed_over: tokens from `start` on that are stored, and were computed because to restore them would take longer.
     """
 
     start: int
@@ -111,6 +112,7 @@ class CacheView:
     otherwise: Callable[[], int]
     characters: Callable[[Tokens], int]
     pace: float | None = None
+    passed_over: int = 0
 
     @property
     def slack(self) -> int:
@@ -223,15 +225,17 @@ def _goes_on(prompt: Prompt, records: Sequence[Record], shared: int) -> bool:
 
 def _of_kv(near: Record, cached: CacheView, lost: int) -> list[Explanation]:
     """Why `lost` tokens were computed although an earlier prompt had them."""
+    slower = min(lost, cached.passed_over)
+    start, lost = cached.start + slower, lost - slower
     cause = Cause.EVICTED
-    if cached.exact and cached.start >= near.canonical // cached.block_size * cached.block_size:
+    if cached.exact and start >= near.canonical // cached.block_size * cached.block_size:
         cause = Cause.DERIVED
     elif not cached.sliceable:
-        cause = Cause.CHECKPOINT if cached.known_kv() - cached.start >= cached.block_size else cause
+        cause = Cause.CHECKPOINT if cached.known_kv() - start >= cached.block_size else cause
     else:
-        # KV that is still stored was cheaper to compute than to restore.
-        lost -= max(0, cached.known_kv() - cached.start)
-    return [Explanation(cause, token=cached.start, recomputed=lost)] if lost >= cached.slack else []
+        lost -= max(0, cached.known_kv() - start)  # it is still stored
+    found = Explanation(Cause.SLOWER, token=cached.start, recomputed=slower), Explanation(cause, token=start, recomputed=lost)
+    return [one for one in found if one.recomputed >= cached.slack]
 
 
 def _of_text(prompt: Prompt, record: Record, cached: CacheView, recent: Sequence[Record] = ()) -> list[Explanation]:

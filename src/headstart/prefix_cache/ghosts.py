@@ -56,9 +56,9 @@ class Ghosts:
         return (ghost for bucket in self._buckets for ghost in _ghosts(bucket))
 
     def sampled(self, most: int) -> Iterator[Histories]:
-        """The histories of about `most` ghosts, or of all, in pieces. An id is a hash, so the first buckets are a random sample.
+        """The histories of about `most` ghosts, or of all, in pieces. Their weights are those of all.
 
-        The ghosts may change between two pieces; it does not matter to a sample.
+        An id is a hash, so the first buckets are a random sample. The ghosts may change between two pieces.
         """
         if not self._count:
             return

@@ -154,7 +154,7 @@ class Admission:
             job.misses += 1  # the bad entry has left the index: plan again without it
             return False
         job.plan, job.tiers = restored.plan, self._with_shared(job, restored)
-        job.explanation, job.explained = self._explain(job, job.plan.start), self._history.explains
+        job.explanation, job.explained = self._explain(job, job.plan.start, choice.passed_over), self._history.explains
         job.seen = self._cache.seen(job.chain, job.plan)
         self._cache.hit(job.chain, job.plan)
         if self._mode.traits.stateful:
@@ -241,8 +241,8 @@ class Admission:
 
     # ── explaining ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _explain(self, job: Job, start: int) -> Explanation | None:
-        """Why the request computes more than its new tokens."""
+    def _explain(self, job: Job, start: int, passed_over: int) -> Explanation | None:
+        """Why the request computes more than its new tokens. `passed_over`: see `Plan`."""
         request, traits, token_bytes = job.request, self._mode.traits, self._engine.tokenizer.token_bytes
         asked = RequestView(job.root, request.prompt, request.params.reuse, request.tenant, request.session)
         cached = CacheView(
@@ -255,6 +255,7 @@ class Admission:
             otherwise=lambda: self._cache.otherwise(ConversationFingerprint.of(request.prompt, self._template)),
             characters=lambda tokens: len(b"".join(map(token_bytes, tokens.tolist())).decode("utf-8", "replace")),
             pace=self.pace.prefill or None,
+            passed_over=passed_over,
         )
         return self._history.explain(asked, cached)
 
