@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks import growth, growth_disk, growth_eviction
+from benchmarks import growth, growth_against, growth_disk, growth_eviction
 from benchmarks.plots import growth_curves
 
 LONG = ("memory", "eviction", "entries")
@@ -18,6 +18,14 @@ def test_each_measurement_has_figures(name: str, monkeypatch: pytest.MonkeyPatch
     assert len({row.operation for row in rows}) == len(rows)
     # Beside so few entries the collector may have nothing to do, and nothing may be held for long.
     assert all(row.median > 0 or (row.unit == "µs" and name in ("entries", "holds")) for row in rows)
+
+
+@pytest.mark.slow
+def test_another_version_makes_the_same_calls() -> None:
+    """Here it is this one."""
+    shown = growth_against.table(growth_against.HERE, 200, 2)
+    operations = list(shown.columns[0].cells)
+    assert len({*operations}) == len(operations) == 10
 
 
 def test_the_plot_has_a_panel_an_operation() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -181,3 +184,27 @@ def test_entries_at_one_position_share_its_number() -> None:
     index.add(alone, "memory", canonical=True)
     assert alone.start == 9000 * BLOCK_SIZE
     index.check()
+
+
+class WatchedEntry(Entry):
+    __slots__ = ("__weakref__",)
+
+
+def test_entries_are_freed_without_the_collector_which_does_not_look_at_them() -> None:
+    """Chains with branches, and one whose parent went first."""
+    index, made = Index(BLOCK_SIZE), dict[bytes, WatchedEntry]()
+    for tokens in ([1, 1, 1, 2], [1, 1, 1, 2, 2, 2], [1, 1, 1, 3], [1, 1, 1, 3, 3], [5] * 9):
+        for one in entries_of(tokens):
+            if one.id not in made:
+                made[one.id] = WatchedEntry(one.id, one.parent, one.tokens, one.start)
+                index.add(made[one.id], "memory", canonical=len(tokens) % 2 == 0)
+    index.remove(entries_of([5] * 9)[0].id, "memory")
+    index.check()
+    assert not any(map(gc.is_tracked, made.values()))
+    watched = [weakref.ref(entry) for entry in made.values()]
+    gc.disable()
+    try:
+        del index, made
+        assert not any(ref() for ref in watched)
+    finally:
+        gc.enable()

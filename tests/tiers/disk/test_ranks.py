@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from headstart.prefix_cache.quota import Quota
+from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.tiers.disk.catalog import Catalog
 from headstart.tiers.disk.format import Label
 from headstart.tiers.disk.ranks import LEAST, PER_VICTIM
 
 SIZE = 4096
 OWNERS = b"alice123", b"bob45678"
+KIND = RequestTraits.of(2, new=9000, siblings=1, reply=700, called=True)
 
 
 def label(number: int, parent: int | None = None, owner: bytes = b"") -> Label:
@@ -99,6 +101,28 @@ def test_a_use_moves_an_object_back_at_once(catalog: Catalog) -> None:
     first = [row.label.key for row in catalog.victims((), 2 * SIZE, 1e6)]
     catalog.use([(key, 1e6) for key in first])
     assert not {*first} & {row.label.key for row in catalog.victims((), 20 * SIZE, 1e6)}
+
+
+def test_a_reply_ranks_leaves_only_and_others_once_they_are_leaves(catalog: Catalog) -> None:
+    """Its traits change what an object is worth. One that others follow has no place in the order."""
+    fill(catalog, 10 * LEAST)
+    for number in (1, 3, 5):  # replies of one kind came again, so they are worth more
+        catalog.replied([(label(number + 1).key, KIND)], 1e5)
+        for now in range(20):
+            catalog.use([(label(number + 1).key, 1e5 + now)])
+    catalog.ranks.learn(1e6)
+
+    def ranks() -> dict[int, float]:
+        found = catalog._db.execute("SELECT key, rank FROM objects WHERE key <= ?", (label(20).key,))
+        return {int.from_bytes(key): rank for key, rank in found}
+
+    catalog.use([(label(number).key, 1e6) for number in (15, 16)])
+    before = ranks()
+    catalog.replied([(label(number).key, KIND) for number in (15, 16)], 1e6)
+    after = ranks()
+    assert {number for number in before if before[number] != after[number]} == {16}
+    catalog.remove([label(16).key], 1e6)
+    assert ranks()[15] == after[16], "both save as much, and were used by the same requests"
 
 
 def test_owners_above_the_quota_go_first_and_only_they_are_counted(catalog: Catalog) -> None:
