@@ -221,7 +221,7 @@ class Retention:
             self._move_hand()
         if self._order.any_aside:
             self._return(self._order.aside(ASIDE))
-        found = self._lowest(owners)
+        found = self._lowest(owners) if self._round else self._order.lowest(owners, self._may_go)
         if found is None and self._return(self._order.aside()):
             found = self._lowest(owners)
         return found

@@ -51,7 +51,8 @@ class EvictionOrder(Generic[LeafT]):
 
     def push(self, leaf: LeafT, rank: float) -> None:
         """A leaf may be evicted, or its rank has changed."""
-        self.remove(leaf)
+        if leaf.rank is not None or self._aside:
+            self.remove(leaf)
         leaf.rank = rank
         self._order.add(leaf)
         self._count += 1

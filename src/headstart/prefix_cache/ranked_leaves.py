@@ -130,13 +130,13 @@ class RankedLeaves(Generic[LeafT]):
         index = bisect_left(run, rank, key=_BY_RANK)
         if index == len(run) or run[index].rank != rank or run[index] is leaf:
             return number, index
-        place = place_of(leaf)
-        if place <= place_of(run[index]):
+        last = leaf.last
+        if last < run[index].last:
             return number, index
         end = bisect_right(run, rank, index, key=_BY_RANK)
-        if place > place_of(run[end - 1]):  # most leaves that are added were used last
+        if last > run[end - 1].last:  # most leaves that are added were used last
             return number, end
-        return number, bisect_left(run, place, index + 1, end, key=place_of)
+        return number, bisect_left(run, place_of(leaf), index, end, key=place_of)
 
     def _join(self, number: int) -> None:
         """Appends a run to the one before it, if they fit into one."""
