@@ -1,15 +1,16 @@
 """Garbage: keeps what stays for long out of the sight of Python's collector of cycles, so that it makes no long pauses.
 
 The collector makes a full pass when there are a quarter more objects than after the last one. Then it looks at all of them, and
-every thread waits. With a million entries in memory that takes a third of a second.
+every thread waits. It does not look at entries (`prefix_cache/index`), but at what is remembered of texts and requests, and at
+what was loaded at the start.
 
 So whenever a full pass has taken long, what has survived it is *frozen* (`gc.freeze`): no later pass looks at it. Nearly all of
-it are entries. They have no cycles, so they are freed at once when they are dropped, frozen or not. Full passes come earlier
-than by themselves, so that no pass has much to look at.
+it has no cycles, so it is freed at once when it is dropped, frozen or not. Full passes come earlier than by themselves, so that
+no pass has much to look at.
 
 What cannot be freed: a cycle of objects that was alive when it was frozen, and is dropped later. There are few, those of the
 requests that ran then. So after `FREEZES` of these times, and at a moment when the server is idle, everything is thawed,
-collected and frozen again. That is one long pass, for some four million new entries.
+collected and frozen again. That is one pass of 10 to 30 ms, once in some hundred thousand requests.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 LONG = 0.001
-"""Seconds of a full pass after which what is left is frozen: that of a few thousand entries."""
+"""Seconds of a full pass after which what is left is frozen: that of some ten thousand objects."""
 MIDDLE, FULL = 3, 1
 """Passes over new objects before one over the middle generation, and of these before a full one; Python has 10 and 10. A full
 pass then comes every 8,000 new objects."""
