@@ -263,7 +263,7 @@ class ReuseModel:
             if number % _NEWTON_A_STEP == 0:
                 yield
         found: dict[int, list[float]] = {}
-        kinds = np.union1d(some, np.fromiter(self._rates, np.intp))
+        kinds = np.array(sorted({*some.tolist(), *self._rates}), np.intp)  # the first np.union1d imports for 8 ms
         for first in range(0, len(kinds), _KINDS_A_STEP):
             part = kinds[first : first + _KINDS_A_STEP]
             found.update(zip(part.tolist(), _rates_of(part, ended, lasted, weights), strict=True))
