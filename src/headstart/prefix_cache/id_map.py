@@ -99,7 +99,7 @@ class IdMap(Generic[HeldT]):
 
     def _divide(self, whole: dict[BlockId, HeldT]) -> None:
         """Gives each first byte a dict of its own."""
-        self._whole, parts = None, {first: dict[BlockId, HeldT]() for first in _FIRSTS}
+        parts = {first: dict[BlockId, HeldT]() for first in _FIRSTS}
         for key, value in whole.items():
             parts[key[:1]][key] = value
-        self._parts = parts
+        self._parts, self._whole = parts, None
