@@ -193,7 +193,7 @@ class Histories:
         seconds = np.maximum(now - self.last, 0.0).astype(np.int64)
         ages = np.minimum(np.frexp(seconds)[1], OCTAVES - 1)  # of a whole number: its number of bits
         counted = np.bincount(kinds * OCTAVES + ages, self.weight, KINDS * OCTAVES)
-        return counted.reshape(KINDS, OCTAVES)
+        return np.asarray(counted, np.float64).reshape(KINDS, OCTAVES)
 
 
 class ReuseModel:
