@@ -7,7 +7,8 @@ empty caches. On Linux both get OpenBLAS if it is found (or named in OPENBLAS), 
 `O` is the optimum: the tokens of a prompt after its longest common prefix with any earlier prompt and reply. `most` is what
 headstart may compute: 1.02 × O, and one block a request.
 
-With `--decode`: tokens a second of replies, alone and four at a time.
+With `--decode`: tokens a second of replies, alone and four at a time, and the milliseconds of CPU of the server for each token,
+which mean something on a busy machine too.
 """
 
 from __future__ import annotations
@@ -171,29 +172,49 @@ def row(found: Sequence[Figure], block: int, rounds: int) -> Iterator[str]:
 # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def rate(client: Client, number: int, streams: int, bias: dict[str, float]) -> float:
-    """Tokens a second of so many replies at a time, from the first token of any to the last one."""
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Of replies at the same time.
+
+    Attributes:
+        speed: tokens a second, from the first token of any reply to the last one.
+        cost: milliseconds of CPU of the server for each token, prompts included.
+    """
+
+    speed: float
+    cost: float
+
+
+def rate(client: Client, number: int, streams: int, bias: dict[str, float]) -> Rate:
     prompts: list[Messages] = [[{"role": "user", "content": text(f"{number} {one}", 30)}] for one in range(streams)]
+    before = cpu_seconds(client)
     samples = client.together(prompts, REPLIES[streams], logit_bias=bias)
+    seconds, tokens = cpu_seconds(client) - before, sum(sample.completion for sample in samples)
     begun, ended = min(sample.at[0] for sample in samples), max(sample.at[-1] for sample in samples)
-    return (sum(sample.completion for sample in samples) - 1) / (ended - begun)
+    return Rate((tokens - 1) / (ended - begun), 1000 * seconds / tokens)
+
+
+def cpu_seconds(client: Client) -> float:
+    return sum(client.server.process.cpu_times()[:2])
 
 
 def decode(case: Case, rounds: int) -> Table:
-    result = Table("replies at a time", OURS, PEER, "ratio of pairs", title=f"{case.name}: decoding, tokens/s")
+    result = Table("replies at a time", "figure", OURS, PEER, "ratio of pairs", title=f"{case.name}: decoding")
     result.caption = f"{rounds} rounds: medians (min – max)"
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         clients = {name: Client(stack.enter_context(start())) for name, start in case.starts(Path(folder)).items()}
         for client in clients.values():
             client.chat(WARM_UP, 2, logit_bias=case.bias)
         for streams in REPLIES:
-            found: dict[str, list[float]] = {name: [] for name in clients}
+            found: dict[str, list[Rate]] = {name: [] for name in clients}
             for number in range(rounds):
                 for name in clients if number % 2 == 0 else reversed(clients):
                     found[name].append(rate(clients[name], number, streams, case.bias))
                     clients[name].server.rest()
-            ratios = [a / b for a, b in zip(found[OURS], found[PEER], strict=True)]
-            result.add_row(str(streams), *map(spread, (found[OURS], found[PEER], ratios)))
+            for figure, of in (("tokens/s", "speed"), ("CPU, ms a token", "cost")):
+                own, peer = ([getattr(one, of) for one in found[name]] for name in (OURS, PEER))
+                ratios = [a / b for a, b in zip(own, peer, strict=True)]
+                result.add_row(str(streams), figure, *map(spread, (own, peer, ratios)))
     return result
 
 

@@ -1,6 +1,6 @@
 """Many random histories of each kind of tiny MLX model, in parts that can be resumed.
 
-`python tests/mlx_parts.py FILE [--openblas] [--histories N] [--part N] [--minutes N] [KIND …]`
+`python tests/mlx_parts.py FILE [--openblas] [--histories N] [--part N] [--minutes N] [--kinds KIND …]`
 
 Each part is a process of its own. Its result is a line of FILE, and a part that stands there is not run again. The kinds take
 turns, so that an interrupted run has seen all of them. At the end, and for parts of an earlier run, the sums of each kind are
@@ -56,7 +56,7 @@ _SUMMED = ("histories", "compared", "wrong", "wrong_replies", "restoring", "long
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
-    parser.add_argument("kinds", nargs="*", default=list(tiny_hf.MODELS), metavar="KIND")
+    parser.add_argument("--kinds", nargs="+", default=list(tiny_hf.MODELS), metavar="KIND")
     parser.add_argument("--openblas", action="store_true", help="in place of MLX's own BLAS")
     parser.add_argument("--histories", type=int, default=300, help="of each kind (300)")
     parser.add_argument("--part", type=int, default=25, help="histories of a part (25)")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import psutil
 import pytest
+from mlx_lm.models import llama
 from mlx_lm.models.cache import RotatingKVCache
 from mlx_lm.utils import load_model
 
@@ -18,6 +20,7 @@ from effort import SLOW
 from headstart.config import Settings
 from headstart.engines import registry
 from headstart.engines.mlx import MlxEngine
+from headstart.engines.mlx.ahead import StepAhead
 from headstart.engines.mlx.batch import PerSlot, SlotsKV
 from headstart.engines.mlx.layers import Form, Plane, Ring, view
 from headstart.engines.options import EngineOptions
@@ -199,6 +202,53 @@ def test_a_batch_says_what_each_slot_says_alone(kind: str, filled: Filled) -> No
     for batched, alone in zip(*found, strict=True):
         # A fast BLAS rounds a batch in another way. Exact mode decodes alone, unless the proof finds the same bits.
         np.testing.assert_allclose(batched, alone, atol=1e-3 if kind in tiny_hf.KINDS else 0.1)
+
+
+def interrupted(engine: MlxEngine) -> list[bytes]:
+    """Logits of steps of decoding, and what other calls between them take out of the slots."""
+    found = []
+    for number, slots in enumerate([(0, 1, 2, 3)] * 6 + [(1, 3), (2,), (2,), (2,), (3, 1)]):
+        found += [row.tobytes() for reply in replies(engine, [slots], together=True) for row in reply]
+        slot, length = slots[0], engine._slots[slots[0]].length
+        if number % 3 == 0:
+            kv = np.empty(length * engine.shape.kv_bytes_per_token, np.uint8)
+            engine.export_kv(slot, [Span(0, length, kv)])
+            state = np.empty(engine.shape.state_bytes, np.uint8)
+            size = engine.export_checkpoint(slot, state) if engine.traits.stateful else 0
+            found += [kv.tobytes(), state[:size].tobytes()]
+        elif number % 3 == 1:
+            engine.prefill(slots[-1], ordinary_tokens(engine.tokenizer, 5 + number), logits=False)
+    return found
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_step_built_ahead_changes_no_bit(kind: str, filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another call comes first."""
+    due, undone, undo = interrupted(filled(kind, 4)), [], StepAhead.undo
+    with monkeypatch.context() as patch:
+        patch.setattr(MlxEngine, "_build_ahead", lambda engine, numbers: None)
+        assert interrupted(filled(kind, 4)) == due
+    monkeypatch.setattr(StepAhead, "undo", lambda step: (undone.append(step), undo(step)))
+    assert interrupted(filled(kind, 4)) == due
+    assert len(undone) >= 6
+    engine = filled(kind, 4)
+    monkeypatch.setattr(StepAhead, "undo", lambda step: None)
+    with pytest.raises((AssertionError, EngineError)):  # the test can fail
+        assert interrupted(engine) == due
+
+
+def test_a_model_that_looks_at_its_tokens_is_found_at_load(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it builds its graph: the step's tokens are not known yet."""
+    call = llama.Model.__call__
+
+    def looking(model: llama.Model, tokens: mx.array, **options: Any) -> mx.array:
+        return call(model, mx.array(tokens.tolist()), **options)
+
+    due = replies(filled("llama", 2), [(0, 1)] * 3, together=True)
+    monkeypatch.setattr(llama.Model, "__call__", looking)
+    engine = filled("llama", 2)
+    assert "no step is built while the last one is computed: it gave other logits" in engine.traits.notes
+    assert np.array_equal(replies(engine, [(0, 1)] * 3, together=True), due)
 
 
 def test_a_batch_that_mixes_slots_is_found_at_load(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:

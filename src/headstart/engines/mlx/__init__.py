@@ -1,6 +1,9 @@
 """MLX: models in Hugging Face's form (`config.json` with `*.safetensors`), computed by mlx and mlx-lm.
 
     layers   the cache of each layer: KV by token, or state
+    head     logits of a call's last token only
+    batch    one step of several slots, without padding
+    ahead    a step's graph, built while the last step is computed
     load     model, sizes and identity
     engine   the contract
 

@@ -1,8 +1,8 @@
 """The MLX engine: mlx-lm's models with caches of headstart's.
 
 A slot is a list of mlx-lm caches, one a layer. Prefill computes one slot, so neighbours never change its bits. Several slots
-are decoded in one call, without padding. KV goes in and out through numpy: no buffer for transfers is needed, and one block
-costs one block.
+are decoded in one call, without padding, and the next call is built meanwhile. KV goes in and out through numpy: no buffer for
+transfers is needed, and one block costs one block.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,10 +23,11 @@ from headstart.engines import machine, model_folder
 from headstart.engines.constraint import Grammars
 from headstart.engines.digest import digests
 from headstart.engines.hf_tokenizer import HFTokenizer
-from headstart.engines.mlx import batch
+from headstart.engines.mlx import ahead, batch
 from headstart.engines.mlx import load as mlx_load
+from headstart.engines.mlx.ahead import Graph, StepAhead
 from headstart.engines.mlx.head import only_last
-from headstart.engines.mlx.layers import Form, UnknownCache, compact, contents, emptied, reserve, set_length
+from headstart.engines.mlx.layers import STEP, Form, UnknownCache, compact, contents, emptied, reserve, set_length
 from headstart.engines.numpy_sampler import NumpySampler
 from headstart.engines.options import EngineOptions
 from headstart.engines.proof import most_tokens, ordinary_tokens
@@ -77,11 +79,13 @@ class _Probed:
         form: how they are laid out; None if that is not known.
         unmovable: why it is not.
         alone: why slots cannot be decoded in batches; "" if they can.
+        late: why no step can be built ahead; "" if it can.
     """
 
     form: Form | None
     unmovable: str
     alone: str
+    late: str
 
     @classmethod
     def of(cls, model: Any, folder: Path) -> _Probed:
@@ -101,7 +105,8 @@ class _Probed:
         except Exception as error:  # mlx raises many kinds
             raise ModelError(f"mlx cannot compute with '{folder}' ({error}); choose another model.") from error
         batch.open_attention()
-        return cls(form, unmovable, batch.trial(model, fresh))
+        late = ahead.trial(model, fresh) if form is not None else unmovable
+        return cls(form, unmovable, batch.trial(model, fresh), late)
 
 
 class MlxEngine(Engine):
@@ -117,7 +122,9 @@ class MlxEngine(Engine):
         self._model = model
         self._form = form
         self._together = not probed.alone
+        self._builds_ahead = not probed.late
         self._stacks = batch.Stacks()
+        self._ahead: dict[tuple[int, ...], StepAhead] = {}  # by slots; a slot is in one at most
         self.tokenizer = tokenizer
         self._grammars = Grammars(tokenizer)
         self._slots = [_Sequence(mlx_load.empty_caches(model)) for _ in range(slots)]
@@ -133,6 +140,8 @@ class MlxEngine(Engine):
         self._notes: tuple[str, ...] = ()
         if probed.alone and slots > 1:
             self._notes += (f"replies are decoded one by one, not in batches: {probed.alone}",)
+        if probed.late and form is not None:
+            self._notes += (f"no step is built while the last one is computed: {probed.late}",)
         if form is None:
             self._notes += (f"nothing can be moved, so only live slots are reused: {probed.unmovable}",)
         self.traits = Traits(
@@ -230,11 +239,11 @@ class MlxEngine(Engine):
     # ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def prefill(self, slot: int, tokens: npt.NDArray[np.int32], *, logits: bool) -> None:
-        held, count = self._slots[slot], len(tokens)
+        held, count = self._settled(slot), len(tokens)
         self._forget_logits()
         if not 0 < count <= self.shape.batch or held.length + count > self.shape.ctx:
             raise EngineError(f"{count} tokens do not fit behind {held.length} of {self.shape.ctx}")
-        with self._computing(held):
+        with self._computing(slot):
             self._reserve(held, count)
             out = self._model(mx.array(np.asarray(tokens, np.int32))[None], cache=held.caches)
             last = out[0, -1].astype(mx.float32)
@@ -242,7 +251,7 @@ class MlxEngine(Engine):
                 compact(held.caches)
             mx.eval(*contents(held.caches), *([last] if logits else []))
             held.length += count
-            held.logits = self._scores(last) if logits else None
+            held.logits = self._scores(np.array(last)) if logits else None
 
     def decode(self, steps: Sequence[Step]) -> None:
         if not steps or len({step.slot for step in steps}) != len(steps):
@@ -251,50 +260,71 @@ class MlxEngine(Engine):
         for step in steps:
             if self._slots[step.slot].length >= self.shape.ctx:
                 raise EngineError(f"slot {step.slot} is full: {self.shape.ctx} tokens")
-        slots = [self._slots[step.slot] for step in steps]
-        with self._computing(*slots):
-            for held in slots:
-                self._reserve(held, 1)
-            if len(steps) > 1 and self._together and all(held.length for held in slots):
-                rows = self._decode_together(slots, [step.token for step in steps])
-            else:
-                rows = self._decode_alone(slots, [step.token for step in steps])
-            for held, row in zip(slots, rows, strict=True):
-                held.length += 1
-                held.logits = self._scores(row)
+        together = len(steps) > 1 and self._together and all(self._slots[step.slot].length for step in steps)
+        groups = [steps] if together else [[step] for step in steps]
+        with self._computing(*(step.slot for step in steps)):
+            # A group is computed while the next one's graph is built, and then those of the next steps.
+            rows = [self._start(group) for group in groups]
+            for group in groups:
+                self._build_ahead(tuple(step.slot for step in group))
+            mx.eval(rows)  # other threads run meanwhile
+            for group, logits in zip(groups, rows, strict=True):
+                for step, row in zip(group, np.array(logits), strict=True):
+                    self._slots[step.slot].logits = self._scores(row)
 
-    def _decode_alone(self, slots: Sequence[_Sequence], tokens: Sequence[int]) -> list[Any]:
-        rows = []
-        for held, token in zip(slots, tokens, strict=True):
-            rows.append(self._model(mx.array([[token]], dtype=mx.int32), cache=held.caches)[0, -1].astype(mx.float32))
-            # It is computed while the next slot's graph is built.
-            mx.async_eval(rows[-1], *contents(held.caches))  # type: ignore[no-untyped-call]
-        mx.eval(rows, *(contents(held.caches) for held in slots))
+    def _start(self, steps: Sequence[Step]) -> Any:
+        """Lets mlx compute the next token of these slots as one batch. Returns their logits, which are not there yet."""
+        numbers, tokens = tuple(step.slot for step in steps), [step.token for step in steps]
+        if (built := self._ahead.pop(numbers, None)) is not None:
+            rows = built.start(tokens)
+        else:
+            for held in [self._settled(number) for number in numbers]:
+                self._reserve(held, 1)
+            rows, rest = self._graph(numbers, mx.array(tokens, mx.int32)[:, None])
+            mx.async_eval(rows, *rest)  # type: ignore[no-untyped-call]
+        for number in numbers:
+            self._slots[number].length += 1
         return rows
 
-    def _decode_together(self, slots: Sequence[_Sequence], tokens: Sequence[int]) -> Any:
-        caches, lengths = [held.caches for held in slots], [held.length for held in slots]
-        rows, states = batch.decode(self._model, caches, lengths, tokens, self._stacks)
-        rows = rows.astype(mx.float32)
-        mx.eval(rows, *states)  # and with the logits all KV
-        return np.array(rows)
+    def _graph(self, numbers: Sequence[int], tokens: Any) -> Graph:
+        """A step of these slots, which have their tokens in an array, (slots, 1)."""
+        caches = [self._slots[number].caches for number in numbers]
+        if len(caches) == 1:
+            rows, rest = self._model(tokens, cache=caches[0])[:, -1], contents(caches[0])
+        else:  # with the logits all KV is computed
+            lengths = [self._slots[number].length for number in numbers]
+            rows, rest = batch.decode(self._model, caches, lengths, tokens, self._stacks)
+        return rows.astype(mx.float32), rest
+
+    def _build_ahead(self, numbers: tuple[int, ...]) -> None:
+        """Builds the step that probably follows. Not if it needs more room, for which mlx would have to be waited for."""
+        lengths = [self._slots[number].length for number in numbers]
+        if self._builds_ahead and all(length < self.shape.ctx and length % STEP for length in lengths):
+            caches = [cache for number in numbers for cache in self._slots[number].caches]
+            self._ahead[numbers] = StepAhead(partial(self._graph, numbers), caches, len(numbers))
+
+    def _settled(self, slot: int) -> _Sequence:
+        """A slot of which no step is built ahead."""
+        for numbers in [numbers for numbers in self._ahead if slot in numbers]:
+            self._ahead.pop(numbers).undo()
+        return self._slots[slot]
 
     def _reserve(self, held: _Sequence, count: int) -> None:
         if self._form is not None:
             reserve(held.caches, held.length + count, self.shape.ctx, self._form)
 
     @contextmanager
-    def _computing(self, *slots: _Sequence) -> Iterator[None]:
+    def _computing(self, *slots: int) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # mlx raises many kinds
-            for held in slots:
-                self._empty(held)
+            for slot in slots:
+                self._empty(self._settled(slot))
             raise EngineError(f"mlx could not compute: {type(error).__name__}: {error}") from error
 
     def _scores(self, row: Any) -> Logits:
-        """Logits of the tokens that the tokenizer knows. A model may have more outputs, or fewer."""
-        found, count = np.array(row, np.float32), self.tokenizer.n_vocab
+        """Logits of the tokens that the tokenizer knows. A model may have more outputs, or fewer. `row`: float32."""
+        found, count = np.asarray(row), self.tokenizer.n_vocab
         if len(found) >= count:
             return found[:count]
         return np.concatenate([found, np.full(count - len(found), -np.inf, np.float32)])
@@ -328,7 +358,7 @@ class MlxEngine(Engine):
     # ── KV ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def truncate(self, slot: int, length: int) -> None:
-        held = self._slots[slot]
+        held = self._settled(slot)
         if length == 0:
             self._empty(held)
             return
@@ -341,7 +371,7 @@ class MlxEngine(Engine):
         held.length = length
 
     def export_kv(self, slot: int, spans: Sequence[Span]) -> None:
-        form, held = self._movable(), self._slots[slot]
+        form, held = self._movable(), self._settled(slot)
         for span in spans:
             if not 0 <= span.start < span.stop <= held.length:
                 raise EngineError(f"slot {slot} holds {held.length} tokens, not [{span.start}, {span.stop})")
@@ -352,12 +382,12 @@ class MlxEngine(Engine):
 
     def import_kv(self, slot: int, segments: Sequence[KVSegment]) -> None:
         if not self.traits.sliceable:
-            self._empty(self._slots[slot])
+            self._empty(self._settled(slot))
             raise EngineError("KV of this model cannot be put into a slot without its checkpoint")
         self._import(slot, segments, None)
 
     def export_checkpoint(self, slot: int, out: Bytes) -> int:
-        form, held = self._stateful(), self._slots[slot]
+        form, held = self._stateful(), self._settled(slot)
         if not held.length or len(out) < form.state_bytes(held.length):
             raise EngineError(f"no checkpoint of {held.length} tokens, or no room for it in {len(out)} bytes")
         return form.export_state(held.caches, held.length, out)
@@ -366,7 +396,7 @@ class MlxEngine(Engine):
         self._import(slot, segments, state)
 
     def _import(self, slot: int, segments: Sequence[KVSegment], state: Bytes | None) -> None:
-        held = self._slots[slot]
+        held = self._settled(slot)
         self._empty(held)
         form, size = self._movable() if state is None else self._stateful(), self.shape.kv_bytes_per_token
         for segment in segments:
@@ -379,7 +409,7 @@ class MlxEngine(Engine):
             form.check_state(state, tokens)
         elif not tokens:
             return
-        with self._computing(held):
+        with self._computing(slot):
             form.import_kv(held.caches, segments, self.shape.ctx)
             if state is not None:
                 form.import_state(held.caches, tokens, state)
@@ -387,7 +417,7 @@ class MlxEngine(Engine):
             held.length = tokens
 
     def rewind(self, slot: int, length: int, state: Bytes) -> None:
-        held, form = self._slots[slot], self._stateful()
+        held, form = self._settled(slot), self._stateful()
         try:
             if not 0 < length <= held.length:
                 raise EngineError(f"slot {slot} cannot go back from {held.length} to {length} tokens")
@@ -395,14 +425,14 @@ class MlxEngine(Engine):
         except EngineError:
             self._empty(held)
             raise
-        with self._computing(held):
+        with self._computing(slot):
             set_length(held.caches, length)
             form.import_state(held.caches, length, state)
             mx.eval(*contents(held.caches))
         held.length, held.logits = length, None
 
     def length(self, slot: int) -> int:
-        held = self._slots[slot]
+        held = self._settled(slot)
         counted = next((leaf.offset for leaf in held.caches if hasattr(leaf, "offset")), held.length)
         if counted != held.length:
             raise EngineError(f"slot {slot} holds {counted} tokens where {held.length} are expected")
@@ -410,6 +440,7 @@ class MlxEngine(Engine):
 
     def close(self) -> None:
         self._slots, self._model, self._stacks = [], None, batch.Stacks()
+        self._ahead.clear()
         if self._opened is not None:
             self._opened.close()
         mx.clear_cache()
@@ -428,4 +459,3 @@ class MlxEngine(Engine):
         if not self.traits.stateful:
             raise EngineError("this model has no checkpoints")
         return self._movable()
-
