@@ -21,7 +21,7 @@ from typing import Any
 PLACES = ("/usr/lib/*/openblas-*/libopenblas.so.0", "/usr/lib*/libopenblas.so.0")
 LONG = 1_500
 """Tokens of a long prompt."""
-_WORDS, _LONG_WORDS = 150, 430  # of a system prompt; each letter is a token
+_WORDS, _LONG_WORDS = 80, 430  # of a system prompt; each letter is a token
 
 
 def openblas() -> Path | None:
@@ -66,7 +66,8 @@ def main(folder: str, histories: str, first: str, long: str, block_size: str) ->
     from histories import Lab, Tally
 
     begun = time.monotonic()
-    preloaded = "libopenblas.so" in Path("/proc/self/maps").read_text("utf-8")
+    blas = os.environ.get("LD_PRELOAD")
+    preloaded = bool(blas) and str(Path(str(blas)).resolve()) in Path("/proc/self/maps").read_text("utf-8")
 
     def load(slots: int) -> MlxEngine:
         options = EngineOptions(folder, ctx=4096, slots=slots, state_dir=Path(folder).with_suffix(".proofs"))
