@@ -180,3 +180,19 @@ def test_a_deletion_finds_texts_whose_last_token_ends_a_block() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_what_a_deletion_of_everything_spares_stays_in_slots() -> None:
+    """It has old times, so it counted as deleted, and the slot was emptied at each look. A turn was settled for ever."""
+    history = Scenario(
+        144,
+        Setup(mode="exact", any_cut=True, memory=25, objects=105, share=0.3, stall=0.02, mixed=True),
+        (
+            Happening(1.323, "ask", talk=2, how="turn", size=16, seed=551186109, reply=12),
+            Happening(7.6652, "pin", talk=2, reply=1),
+            Happening(7.9233, "rm", reply=1),
+            Happening(11.0984, "ask", how="turn", size=18, seed=547678295, reply=7),
+            Happening(11.1307, "term", who=2, size=100, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
