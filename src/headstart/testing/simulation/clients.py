@@ -18,6 +18,7 @@ from headstart.testing.simulation.lifetimes import HEARD
 from headstart.testing.simulation.machine import SimulatedMachine
 from headstart.testing.simulation.server import Call, SimulatedServer, disk_budget
 from headstart.testing.simulation.talks import Talk
+from headstart.testing.simulation.violation import require
 from headstart.tiers.disk import Disk
 from headstart.tiers.disk.chains import StoredChains
 
@@ -173,6 +174,9 @@ class Clients(SimulatedMachine):
                     pinned.expires(owner)
                     runtime.keep(self.salts[event.who], float(event.size))
                     server.watch.terms[owner] = float(event.size), self.here.now
+                elif event.what == "list":
+                    chains = runtime.stored.all(owner)
+                    require(all(chain.owner == owner for chain in chains), "a list has chains of others")
                 elif event.what == "erase slot":
                     runtime.erase(event.who % len(runtime.scheduler.slots))
                 elif talk is not None and talk.ids:

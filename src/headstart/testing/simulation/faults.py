@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 FILE_CALLS = ("open", "look", "write", "fsync", "rename", "unlink", "read", "list", "stat")
 SQL_CALLS = ("select", "change", "commit")
-ERRNOS = {"enospc": errno.ENOSPC, "eio": errno.EIO, "eacces": errno.EACCES, "emfile": errno.EMFILE}
+ERRNOS = {"enospc": errno.ENOSPC, "eio": errno.EIO, "eacces": errno.EACCES, "emfile": errno.EMFILE, "eperm": errno.EPERM}
 SQL_CODES = {
     "sql_full": (sqlite3.SQLITE_FULL, "database or disk is full"),
     "sql_io": (sqlite3.SQLITE_IOERR, "disk I/O error"),
@@ -22,6 +22,7 @@ MEETS: dict[str, tuple[str, ...]] = {
     "eio": FILE_CALLS,
     "eacces": ("open", "look", "rename", "unlink", "list"),
     "emfile": ("open", "look"),
+    "eperm": ("unlink",),
     "short_write": ("write",),
     "short_read": ("read",),
     "bit_rot": ("read",),

@@ -6,10 +6,10 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from headstart.testing.simulation.faults import DISK_FAULTS, ENGINE_FAULTS, STATE_FAULTS
+from headstart.testing.simulation.faults import DISK_FAULTS, ENGINE_FAULTS, MEETS, STATE_FAULTS
 
 What = Literal[
-    "ask", "abort", "fault", "clock", "pin", "unpin", "delete", "erase slot", "term", "restart", "second", "space", "rm"
+    "ask", "abort", "fault", "clock", "pin", "unpin", "delete", "list", "erase slot", "term", "restart", "second", "space", "rm"
 ]
 HOWS = ("turn", "turn", "turn", "turn", "edit", "edit last", "branch", "again", "retry", "style")
 """How a conversation goes on."""
@@ -164,11 +164,13 @@ def _trouble(dice: random.Random, setup: Setup, last: float) -> list[Happening]:
     engine = [kind for kind in ENGINE_FAULTS if setup.stateful or kind not in STATE_FAULTS]
     for _ in range(0 if calm else dice.randint(10, 40)):
         kind = dice.choice(engine if dice.random() < 0.35 else DISK_FAULTS)
-        events.append(Happening(at(), "fault", how=kind, size=dice.choice([0, 0, 0, 1, 3, 10, 30])))
+        # The first read of an object is that of its header.
+        skip = dice.choice([0, 1, 1, 2, 3, 5] if MEETS[kind] == ("read",) else [0, 0, 0, 1, 3, 10, 30])
+        events.append(Happening(at(), "fault", how=kind, size=skip))
     for _ in range(0 if calm else dice.choice([0, 0, 1, 1, 2, 3])):
         kind = dice.choice(["power_loss", "power_loss", "kill"])
         events.append(Happening(at(), "fault", how=kind, size=dice.choice([0, 1, 3, 10, 30, 90])))
-    if dice.random() < 0.4:
+    if dice.random() < 0.5:
         stop = at()
         events.append(Happening(stop, "restart", seed=dice.randrange(1 << 30)))
         events += [_ask(dice, setup, stop + dice.random() * 0.3) for _ in range(dice.randint(0, 2))]
@@ -182,7 +184,7 @@ def _trouble(dice: random.Random, setup: Setup, last: float) -> list[Happening]:
     if dice.random() < 0.15:
         events.append(Happening(at(), "space", size=dice.choice([33, 34, 80]) << 20))
     for _ in range(dice.choice([dice.randint(0, 7), dice.randint(0, 7), dice.randint(10, 25)])):
-        what: What = dice.choice(["pin", "pin", "unpin", "delete", "delete", "delete", "erase slot", "term"])
+        what: What = dice.choice(["pin", "pin", "unpin", "delete", "delete", "delete", "list", "erase slot", "term"])
         events.append(Happening(at(), what, dice.randrange(setup.tenants), dice.randrange(3), size=dice.choice([20, 100])))
     for _ in range(dice.choice([0, 0, 0, 0, 1, 2])):
         events.append(Happening(at(), "rm", size=dice.choice([0, 0, 5, 15])))

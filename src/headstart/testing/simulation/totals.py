@@ -25,6 +25,7 @@ CLIENTS = (
     "pin",
     "unpin",
     "delete",
+    "list",
     "rm",
 )
 """What clients and operators do, in the order of the table."""
