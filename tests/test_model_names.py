@@ -17,7 +17,7 @@ from headstart.model_names import model_name, model_names, same
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from live import serving
-from process import run
+from process import Here
 from process import serving as starting
 
 SMALL = ("--ctx", "512", "--slots", "1", "--threads", "1", "--memory-budget", "16MiB", "--port", "0", "--no-disk")
@@ -104,7 +104,7 @@ def test_what_is_given_in_place_of_the_first_part(parts: list[Path]) -> None:
             model_file.locate(str(parts[0].with_name(wrong)))
 
 
-def test_several_aliases(tiny_model: Path) -> None:
+def test_several_aliases(tiny_model: Path, here: Here) -> None:
     with starting(str(tiny_model), *SMALL, "--alias", "Local/Coder", "--alias", "gpt-oss-120b") as server:
         url = server.line("listening").split("url=")[1].split()[0]
         (card,) = httpx.get(f"{url}/models").json()["data"]
@@ -113,7 +113,7 @@ def test_several_aliases(tiny_model: Path) -> None:
         for name in ("local/coder", "GPT-OSS-120B", "Tiny-Llama"):
             assert httpx.get(f"{url}/models/{name}").json()["id"] == "Local/Coder"
         assert server.end() == 0
-    result = run("serve", str(tiny_model), *SMALL, "--alias", " ")
+    result = here("serve", str(tiny_model), *SMALL, "--alias", " ")
     assert result.returncode == 2
     assert "--alias" in result.stderr
 

@@ -15,12 +15,12 @@ from headstart.cli import install_gpu
 from headstart.cli.install_gpu import BACKENDS, tried
 from headstart.engines.llama.library import binding_version
 from headstart.errors import ConfigError
-from process import run
+from process import Here
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_it_prints_a_command_that_compiles_the_installed_version(backend: str) -> None:
-    found = run("install-gpu", backend)
+def test_it_prints_a_command_that_compiles_the_installed_version(backend: str, here: Here) -> None:
+    found = here("install-gpu", backend)
     assert found.returncode == 0
     needs, command = found.stdout.splitlines()
     assert needs.startswith("# needs ")
@@ -30,8 +30,8 @@ def test_it_prints_a_command_that_compiles_the_installed_version(backend: str) -
     assert "--no-cache-dir" in command
 
 
-def test_another_backend_is_refused() -> None:
-    found = run("install-gpu", "abacus")
+def test_another_backend_is_refused(here: Here) -> None:
+    found = here("install-gpu", "abacus")
     assert found.returncode == 2
     assert found.stderr == "headstart: There is no backend 'abacus': there are cuda, metal, vulkan, rocm.\n"
 

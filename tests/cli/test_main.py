@@ -235,26 +235,28 @@ main(["serve", {str(tiny_model)!r}, "--reuse", "exact", "--port", "0"])
 
 
 @pytest.mark.parametrize(("every", "seconds"), [(1, "0"), pytest.param(3, "5", marks=pytest.mark.slow)])
-def test_doctor_fails_where_rows_do_not_survive(tiny_model: Path, every: int, seconds: str) -> None:
+def test_doctor_fails_where_rows_do_not_survive(
+    tiny_model: Path, every: int, seconds: str, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The checks can fail: some bytes of what is restored are changed; the long one finds what the first does not meet."""
-    perturbed = f"""
-from headstart.cli.main import main
-from headstart.engines.llama import LlamaEngine
-load = LlamaEngine.load
-def spoil(options, **more):
-    engine = load(options, **more)
-    inner, times = engine.import_kv, []
-    def import_kv(slot, pieces):
-        times.append(slot)
-        for piece in pieces[:1] if len(times) % {every} == 0 else ():
-            piece.data[:: 997] ^= 1
-        inner(slot, pieces)
-    engine.import_kv = import_kv
-    return engine
-LlamaEngine.load = spoil
-main(["doctor", {str(tiny_model)!r}, "--ctx", "512", "--threads", "1", "--memory-budget", "16MiB", "--seconds", {seconds!r}])
-"""
-    result = run(code=perturbed)
+    load = LlamaEngine.load
+
+    def spoil(options: Any, **more: Any) -> LlamaEngine:
+        engine = load(options, **more)
+        inner, times = engine.import_kv, []
+
+        def import_kv(slot: int, segments: Any) -> None:
+            times.append(slot)
+            for segment in segments[:1] if len(times) % every == 0 else ():
+                segment.data[::997] ^= 1
+            inner(slot, segments)
+
+        monkeypatch.setattr(engine, "import_kv", import_kv)
+        return engine
+
+    monkeypatch.setattr(LlamaEngine, "load", spoil)
+    options = ("--ctx", "512", "--threads", "1", "--memory-budget", "16MiB", "--seconds", seconds)
+    result = here("doctor", str(tiny_model), *options)
     assert result.returncode == 1, result.stderr
     assert "check failed" in result.stdout
 
@@ -263,10 +265,10 @@ main(["doctor", {str(tiny_model)!r}, "--ctx", "512", "--threads", "1", "--memory
 
 
 @pytest.mark.parametrize("kind", ["llama", pytest.param("lfm2", marks=pytest.mark.slow), "mamba2"])
-def test_doctor(kind: str, tmp_path: Path) -> None:
+def test_doctor(kind: str, tmp_path: Path, here: Here) -> None:
     model = tiny.write(tmp_path / "model.gguf", kind)
     options = ("--ctx", "512", "--slots", "2", "--threads", "1", "--memory-budget", "16MiB", "--seconds", "1")
-    result = run("doctor", str(model), *options, COLUMNS="300")
+    result = here("doctor", str(model), *options, COLUMNS="300")
     assert result.returncode == 0, result.stdout + result.stderr
     for topic in ("machine", "instructions", "model", "slots", "traits", "proof", "--reuse exact", "warm = cold"):
         assert topic in result.stdout

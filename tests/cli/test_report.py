@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headstart.version import __version__
-from process import run
+from process import Here
 
 SMALL = ("--ctx", "512", "--slots", "1", "--threads", "1", "--memory-budget", "16MiB")
 
@@ -14,8 +14,8 @@ def lines_of(text: str) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in text.splitlines())
 
 
-def test_it_has_versions_facts_and_settings(tiny_model: Path) -> None:
-    result = run("doctor", str(tiny_model), *SMALL, "--report", HEADSTART_REUSE="exact")
+def test_it_has_versions_facts_and_settings(tiny_model: Path, here: Here) -> None:
+    result = here("doctor", str(tiny_model), *SMALL, "--report", HEADSTART_REUSE="exact")
     assert result.returncode == 0, result.stderr
     found = lines_of(result.stdout)
     assert found["headstart"] == __version__
@@ -24,13 +24,13 @@ def test_it_has_versions_facts_and_settings(tiny_model: Path) -> None:
     assert found["file"] == tiny_model.name
 
 
-def test_it_has_no_keys_and_no_folders(tiny_model: Path) -> None:
+def test_it_has_no_keys_and_no_folders(tiny_model: Path, here: Here) -> None:
     secret = {
         "HEADSTART_API_KEY": "sk-secret",
         "HEADSTART_ALIAS": "acme-secret",
         "HEADSTART_API_KEY_FILE": "/home/jo/secret.keys",
     }
-    result = run("doctor", str(tiny_model), *SMALL, "--report", **secret)
+    result = here("doctor", str(tiny_model), *SMALL, "--report", **secret)
     assert result.returncode == 0, result.stderr
     found = lines_of(result.stdout)
     assert [found[name] for name in secret] == ["(set)"] * 3
@@ -38,10 +38,10 @@ def test_it_has_no_keys_and_no_folders(tiny_model: Path) -> None:
     assert str(tiny_model.parent) not in result.stdout
 
 
-def test_a_model_that_cannot_be_loaded_is_part_of_the_report(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_is_part_of_the_report(tmp_path: Path, here: Here) -> None:
     model = tmp_path / "broken.gguf"
     model.write_bytes(b"GGUF, but nothing else")
-    result = run("doctor", str(model), *SMALL, "--report")
+    result = here("doctor", str(model), *SMALL, "--report")
     assert result.returncode == 2
     found = lines_of(result.stdout)
     assert found["headstart"] == __version__

@@ -22,7 +22,7 @@ import pytest
 import tiny
 from headstart.models.spawn import FORKS
 from live import wait_until
-from process import Server, run, serving
+from process import Here, Server, run, serving
 
 KINDS = {"attention": "llama", "windows": "gemma3", "hybrid": "qwen35"}
 OPTIONS = ("--ctx", "4096", "--slots", "2", "--threads", "1", "--memory-budget", "32MiB", "--port", "0", "--log-format", "json")
@@ -276,13 +276,13 @@ def test_ollamas_clients_say_for_how_long_a_model_is_kept(several: tuple[Server,
         wait_until(lambda: state(http, "windows")["state"] == "absent")
 
 
-def test_ps_shows_what_is_loaded(several: tuple[Server, httpx.Client]) -> None:
+def test_ps_shows_what_is_loaded(several: tuple[Server, httpx.Client], here: Here) -> None:
     _, http = several
     talk(http, "windows", [{"role": "user", "content": "Hello."}])
-    shown = run("ps", "--url", str(http.base_url)).stdout
+    shown = here("ps", "--url", str(http.base_url)).stdout
     assert re.search(r"^windows +ready +[\d.]+ MiB +0 +0", shown, re.MULTILINE), shown
     assert "for all models; default: attention" in shown
-    assert json.loads(run("ps", "--json", "--url", str(http.base_url)).stdout)["keep_loaded"] == 2
+    assert json.loads(here("ps", "--json", "--url", str(http.base_url)).stdout)["keep_loaded"] == 2
 
 
 @pytest.mark.slow
