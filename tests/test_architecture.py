@@ -104,7 +104,8 @@ ALLOWED: dict[str, set[str]] = {
     "library": {"config", "interfaces", "output.parser", "serving", "chat", "engines", "hub"},
     "web": set(),
     "models": {
-        *("api", "chat.tenancy", "chat.validation", "config", "interfaces.engine", "library.headstart", "observe"),
+        *("api", "chat.tenancy", "chat.validation", "config", "engines.registry", "interfaces.engine", "library.headstart"),
+        "observe",
         "serving.runtime",
     },
     "api": {

@@ -301,7 +301,7 @@ def answer(engine: Engine, tokens: Tokens) -> bytes | None:
 def ordinary_tokens(tokenizer: Tokenizer, count: int) -> Tokens:
     """Fixed pseudo-random tokens to compute on, without control tokens: int32, (count,)."""
     special = {control.id for control in tokenizer.controls} | tokenizer.eog
-    ordinary = np.array([token for token in range(tokenizer.n_vocab) if token not in special], np.int32)
+    ordinary = np.setdiff1d(np.arange(tokenizer.n_vocab, dtype=np.int32), [*special], assume_unique=True)
     return np.random.default_rng(0).choice(ordinary, count).astype(np.int32)
 
 

@@ -7,7 +7,7 @@ table may have a function in place of that method, so that no native code of the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -35,6 +35,8 @@ class EngineRow:
         options: the fields of `EngineOptions` that only some engines have, and this one has.
         instead: what to do in place of an option that this engine lacks.
         tokenizer: loads a model's tokenizer and chat template; None if the class does, or nobody.
+        forkable: whether a process may import the module and then fork: it starts nothing and loads no library of the engine.
+        ahead: does what every load does first, before it is known which model will be loaded.
     """
 
     name: str
@@ -47,6 +49,14 @@ class EngineRow:
     options: frozenset[str] = frozenset()
     instead: Mapping[str, str] = field(default_factory=dict)
     tokenizer: Callable[[EngineOptions], LoadedTokenizer] | None = None
+    forkable: bool = False
+    ahead: Callable[[], None] = lambda: None
+
+
+def _llama_ahead() -> None:
+    from headstart.engines.llama.binding import ready_if_tested
+
+    ready_if_tested()
 
 
 def _hf_tokenizer(options: EngineOptions) -> LoadedTokenizer:
@@ -80,6 +90,8 @@ ENGINES = (
         model_file.locate,
         "GGUF files",
         options=frozenset({"threads", "gpu_layers", "kv_type", "lora", "llama_lib"}),
+        forkable=True,
+        ahead=_llama_ahead,
     ),
 )
 """The first engine that takes a model loads it. llama.cpp is last, because it says what is wrong with any path."""
@@ -100,6 +112,20 @@ def load(options: EngineOptions, progress: Callable[[float], None] | None = None
     _refuse(row, options)
     engine: Engine = _loader(row).load(options, progress=progress, anew=anew)
     return engine
+
+
+def import_ahead() -> None:
+    """Imports engines in a process that forks others, as far as they may be imported there."""
+    for row in ENGINES:
+        if row.forkable:
+            import_module(row.module)
+
+
+def begin_ahead() -> None:
+    """Does what every load does first. For a process that waits for its model. Errors are left to the load."""
+    for row in ENGINES:
+        with suppress(ConfigError):
+            row.ahead()
 
 
 def check(options: EngineOptions) -> None:

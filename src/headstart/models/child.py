@@ -22,6 +22,7 @@ from headstart.api.garbage import Garbage
 from headstart.api.openai_responses.handover import Handover
 from headstart.api.server import OVERTIME, Server, uvicorn_config
 from headstart.api.service import Service
+from headstart.engines import registry
 from headstart.errors import HeadstartError
 from headstart.library.headstart import load
 from headstart.models import channel
@@ -125,8 +126,8 @@ def serve(setup: ProcessSetup, front: socket.socket) -> None:
 
     def ready() -> None:
         service.take_over(setup.handed)
-        ending.callback(Garbage(service.idle).close)
         say(front, ready=_card(service).as_json)
+        ending.callback(Garbage(service.idle).close)
 
     def failed(error: HeadstartError) -> None:
         say(front, failed=error.with_flags)
@@ -189,6 +190,7 @@ def main(descriptor: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     front = socket.socket(fileno=descriptor)
+    registry.begin_ahead()
     setup = channel.receive_setup(front)
     if setup is not None:
         serve(setup, front)

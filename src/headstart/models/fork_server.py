@@ -4,11 +4,13 @@ front ──▶ fork server   a byte with the socket of a new process (a file de
 fork server ──▶ front   lines of JSON: `{"pid": 5}` in the order of the bytes, `{"pid": 5, "code": -9}` when one has ended
 
 The imports take about a second of a processor, and a request would wait for that whenever models take turns. It has no thread
-and no model, so a fork is safe. When the front ends it ends too, and the processes of models notice that themselves.
+and no model, so a fork is safe. Its objects are frozen: the collector of a forked process would write to the memory of all of
+them, and so copy it. When the front ends it ends too, and the processes of models notice that themselves.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import selectors
@@ -16,8 +18,13 @@ import signal
 import socket
 import sys
 import warnings
+from importlib import import_module
 
+from headstart.engines import registry
 from headstart.models import child
+
+LATE_IMPORTS = ("uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvicorn.protocols.http.httptools_impl")
+"""What a server imports when it starts."""
 
 
 def serve(front: socket.socket) -> int:
@@ -58,6 +65,11 @@ def main(descriptor: int) -> None:
     # Python counts the threads of a library for linear algebra, which ends them before a fork.
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork")
     front = socket.socket(fileno=descriptor)
+    for name in LATE_IMPORTS:
+        import_module(name)
+    registry.import_ahead()
+    gc.collect()
+    gc.freeze()
     model = serve(front)
     front.close()
     if model >= 0:

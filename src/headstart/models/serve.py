@@ -20,6 +20,7 @@ from headstart.models.plan import MemoryShares
 from headstart.models.pool import Backend, ModelPool
 from headstart.models.process import ModelProcess
 from headstart.models.spawn import spawner
+from headstart.names import as_variable
 from headstart.units import count, show_size
 
 
@@ -95,7 +96,8 @@ def front_of(several: SeveralModels, network: Network, keys: Keys) -> ModelsFron
             shares.together,
         )
 
-    processes = spawner()
+    library = several.settings.llama_lib  # they load llama.cpp before they know their settings
+    processes = spawner({} if library is None else {as_variable("llama_lib"): str(library)})
 
     async def start() -> Backend:
         return await ModelProcess.start(processes)

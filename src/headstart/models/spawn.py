@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Protocol
 
 FORK = b"+"
@@ -45,16 +47,19 @@ class Spawner(Protocol):
         """Ends what only helps to start. The processes have ended by then."""
 
 
-def spawner() -> Spawner:
-    """The way to start processes on this system."""
-    return Forker() if FORKS else Popener()
+def spawner(variables: Mapping[str, str] = MappingProxyType({})) -> Spawner:
+    """The way to start processes on this system. `variables`: of their environment, beside those of this process."""
+    return Forker(variables) if FORKS else Popener(variables)
 
 
 class Popener:
     """Starts each process by itself: its imports take about a second."""
 
+    def __init__(self, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._variables = variables
+
     async def start(self) -> tuple[StartedProcess, socket.socket]:
-        process, front = await asyncio.to_thread(_popen, "headstart.models.child")
+        process, front = await asyncio.to_thread(_popen, "headstart.models.child", self._variables)
         return PopenedProcess(process), front
 
     async def close(self) -> None:
@@ -101,7 +106,8 @@ class ForkedProcess:
 class Forker:
     """Has a fork server. If it ends, the next start begins another one."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._variables = variables
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._begun: deque[asyncio.Future[ForkedProcess]] = deque()
@@ -134,7 +140,7 @@ class Forker:
             await asyncio.to_thread(self._server.wait)
 
     async def _open(self) -> None:
-        self._server, control = await asyncio.to_thread(_popen, "headstart.models.fork_server")
+        self._server, control = await asyncio.to_thread(_popen, "headstart.models.fork_server", self._variables)
         control.setblocking(False)
         self._control, self._rest = control, b""
         asyncio.get_running_loop().add_reader(control.fileno(), self._read)
@@ -177,7 +183,7 @@ class Forker:
         self._running.clear()
 
 
-def _popen(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _popen(module: str, variables: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
     near, far = socket.socketpair()
     try:
         # A session of its own: the terminal's signals are for the front, which ends its processes itself.
@@ -187,7 +193,7 @@ def _popen(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
         )
     except BaseException:
         near.close()

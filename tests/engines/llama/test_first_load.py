@@ -127,6 +127,7 @@ def test_options_travel_to_the_trial(tmp_path: Path) -> None:
     assert first_load.read(json.loads(json.dumps(first_load._written(options)))) == options
 
 
+@pytest.mark.slow  # by default each of its parts is tested
 def test_of_a_whole_program(tiny_model: Path, tmp_path: Path) -> None:
     """A library without adapters serves, and doctor says what is lacking; with an adapter it is refused."""
     library = libraries.without(tmp_path / "copy", "llama_set_adapters_lora")

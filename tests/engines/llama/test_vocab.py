@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headstart.engines.llama import LlamaEngine
+from headstart.engines.llama.binding import lib
 from headstart.engines.options import EngineOptions
 
 TEXTS = ("", "Hello, world!", " two  blanks ", "<|im_start|>user", "Füße 日本語 🙂", "\x00\n\t\r", "a" * 300)
@@ -21,6 +22,8 @@ def test_a_vocabulary_alone_is_that_of_the_model(model: str, request: pytest.Fix
         whole = engine.tokenizer
         for name in ("n_vocab", "bos", "controls", "eog", "chat_template", "names"):
             assert getattr(alone, name) == getattr(whole, name), name
+        ends = {token for token in range(whole.n_vocab) if lib.llama_vocab_is_eog(whole._vocab, token)}
+        assert whole.eog == ends  # only a few tokens are asked
         assert [alone.tokenize(text) for text in TEXTS] == [whole.tokenize(text) for text in TEXTS]
         assert [*map(alone.token_bytes, range(alone.n_vocab))] == [*map(whole.token_bytes, range(whole.n_vocab))]
     finally:

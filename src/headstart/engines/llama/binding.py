@@ -121,6 +121,16 @@ def ready(named: Path | None = None) -> LoadedLibrary:
         return _loaded
 
 
+def ready_if_tested() -> None:
+    """Loads the library that `ready` would choose, if it was tested: any other is first proved in a process of its own.
+
+    Raises:
+        ConfigError: as `ready` does.
+    """
+    if choose().tested:
+        ready()
+
+
 def loaded() -> LoadedLibrary | None:
     """The library, if this process has loaded one."""
     return _loaded

@@ -26,7 +26,7 @@ from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama import load as llama_load
 from headstart.engines.llama import log as llama_log
 from headstart.engines.llama.batch import Batch
-from headstart.engines.llama.binding import lib, ready
+from headstart.engines.llama.binding import lib, loaded, ready
 from headstart.engines.llama.padding import NO_PADDING, TILE, Padding
 from headstart.engines.llama.part import LayoutError
 from headstart.engines.llama.placement import place
@@ -111,6 +111,8 @@ class LlamaEngine(Engine):
         report = progress or (lambda _: None)
         path = model_file.locate(options.model)
         files = model_file.parts(path)
+        if loaded() is not None:
+            ready(options.llama_lib)  # refuses another library before that is proved
         report = first_load.prove(options, files, report, anew=anew)
         ready(options.llama_lib)
         if options.lora is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +28,32 @@ class LlamaTokenizer:
         self._bytes: list[bytes | None] = [None] * self.n_vocab
         template = lib.llama_model_chat_template(model, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
-        attributes = [int(lib.llama_vocab_get_attr(self._vocab, token)) for token in range(self.n_vocab)]
+        # Vocabularies are large: a loop in Python over all tokens would take a tenth of a second of each load.
+        each = map(lib.llama_vocab_get_attr, repeat(self._vocab), range(self.n_vocab))
+        attributes = np.fromiter(each, np.int32, self.n_vocab)
         # llama.cpp itself leaves these as text, unless it is asked to parse special tokens.
         special = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
         self.controls: tuple[Control, ...] = tuple(
             Control(
                 text,
                 token,
-                lstrip=bool(attribute & lib.LLAMA_TOKEN_ATTR_LSTRIP),
-                rstrip=bool(attribute & lib.LLAMA_TOKEN_ATTR_RSTRIP),
+                lstrip=bool(attributes[token] & lib.LLAMA_TOKEN_ATTR_LSTRIP),
+                rstrip=bool(attributes[token] & lib.LLAMA_TOKEN_ATTR_RSTRIP),
             )
-            for token, attribute in enumerate(attributes)
-            if attribute & special and (text := self._text(token))
+            for token in np.flatnonzero(attributes & special).tolist()
+            if (text := self._text(token))
         )
-        self.eog: frozenset[int] = frozenset(
-            token for token in range(self.n_vocab) if lib.llama_vocab_is_eog(self._vocab, token)
-        )
+        # llama.cpp marks what ends a reply as control tokens, but for those that the file names.
+        marked = {*np.flatnonzero(attributes != lib.LLAMA_TOKEN_ATTR_NORMAL).tolist()}
+        marked |= {int(named(self._vocab)) for named in (lib.llama_vocab_eos, lib.llama_vocab_eot)} - {-1}
+        self.eog: frozenset[int] = frozenset(token for token in marked if lib.llama_vocab_is_eog(self._vocab, token))
         self.names: dict[str, str] = {}
         for name, short in _NAMES.items():
             token = int(getattr(lib, f"llama_vocab_{short}")(self._vocab))
             if token >= 0:
                 self.names[name] = self._text(token)
-        for token, attribute in enumerate(attributes):
-            if attribute & lib.LLAMA_TOKEN_ATTR_UNKNOWN:
-                self.names.setdefault("unk_token", self._text(token))
+        for token in np.flatnonzero(attributes & lib.LLAMA_TOKEN_ATTR_UNKNOWN).tolist():
+            self.names.setdefault("unk_token", self._text(token))
         bos = int(lib.llama_vocab_bos(self._vocab))
         self.bos: Control | None = None
         if bos >= 0 and lib.llama_vocab_get_add_bos(self._vocab):
