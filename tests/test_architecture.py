@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Container
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,8 @@ def own_name(path: Path) -> str:
     return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Modules of headstart that a file imports anywhere, functions and type checking included, without `headstart.`."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -136,9 +138,10 @@ def imports(path: Path) -> set[str]:
                 continue
             modules = {name for name in names if is_module(name.removeprefix("headstart."))}
             found |= modules or {node.module or ""}
-    return {name.removeprefix("headstart.") for name in found if name.split(".")[0] == "headstart"}
+    return frozenset(name.removeprefix("headstart.") for name in found if name.split(".")[0] == "headstart")
 
 
+@cache
 def is_module(name: str) -> bool:
     base = SOURCE.joinpath(*name.split("."))
     return base.with_suffix(".py").exists() or (base / "__init__.py").exists()

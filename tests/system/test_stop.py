@@ -11,11 +11,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from effort import SLOW
 from process import serving
 from stopping import FAULT, hanging, leaks, loaded, shared, stop
 
 STOPS = 200
-FAULTS = 50
+FAULTS = 50 if SLOW else 15
 QUICK = (2, 5)
 """These of the stops are run by default: in both forms, with one signal and two, and while the model loads."""
 EXITS = {1: (0,), 2: (0, 130)}
