@@ -32,6 +32,8 @@ FRESH = 1.0
 """Seconds in which a new connection must send its request."""
 AT_ONCE = 0.5
 """Seconds that clients always get, even if no stopping time is left."""
+LOOK = 0.02
+"""Seconds between two looks whether it is over, or a second signal has come."""
 OVERTIME = 1.0
 """Seconds beyond the stopping time after which the process ends without freeing the model."""
 INTERRUPTED = 130
@@ -144,7 +146,7 @@ class Server(uvicorn.Server):
         """Waits until `over()`, and returns its last value. Only with `hurried` it also waits after a second signal."""
         ends = time.monotonic() + seconds
         while not over() and time.monotonic() < ends and (hurried or not self._hurried):
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(LOOK)
         return over()
 
     async def _close(self) -> bool:
@@ -153,7 +155,10 @@ class Server(uvicorn.Server):
         if self._leave is None:
             await closing
             return True
-        return await self._until(closing.done, 0.0 if self._service.loading else (self._service.drain.left or 0.0) + OVERTIME)
+        ends = time.monotonic() + (0.0 if self._service.loading else (self._service.drain.left or 0.0) + OVERTIME)
+        while not closing.done() and time.monotonic() < ends and not self._hurried:
+            await asyncio.wait((closing,), timeout=LOOK)  # a server of several models waits for this end
+        return closing.done()
 
     async def _hang_up(self, sockets: list[socket.socket] | None, early: set[Any]) -> None:
         """Stops listening. Clients that have connected but are not accepted yet get an answer too."""
