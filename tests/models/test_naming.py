@@ -78,3 +78,16 @@ def test_aliases_name_their_model() -> None:
     for wrong in ("g", "=gemma", "g=nobody"):
         with pytest.raises(ConfigError, match="ALIAS=NAME"):
             aliased([GEMMA], [wrong])
+
+
+def test_a_model_is_added_without_names_that_are_taken() -> None:
+    first = ModelNames([NamedModel("a", "a.gguf", 1, ("x",)), NamedModel("b", "b.gguf", 1)], "b")
+    added = first.added(NamedModel("Own/c", "c.gguf", 1, ("A", "x", "c")))
+    assert [model.name for model in added.models] == ["a", "b", "Own/c"]
+    assert added.default.name == "b"
+    assert added.models[-1].aliases == ("c",)
+    assert [added.find(name).name for name in ("x", "c", "own/C")] == ["a", "Own/c", "Own/c"]
+    assert first.named("c") is None
+    for taken in ("B", "x"):
+        with pytest.raises(ConfigError, match="is taken"):
+            first.added(NamedModel(taken, "d.gguf", 1))

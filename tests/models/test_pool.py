@@ -13,8 +13,9 @@ import pytest
 from headstart.api.openai_responses.handover import Handover, PackedConversation
 from headstart.api.served_models import ServedModel
 from headstart.config import Settings
-from headstart.errors import Overloaded, Unavailable
+from headstart.errors import ConfigError, Overloaded, Unavailable
 from headstart.interfaces.engine import EngineProof, Traits
+from headstart.models import plan
 from headstart.models import pool as pool_module
 from headstart.models.channel import ProcessSetup, ReadyReport
 from headstart.models.naming import ModelNames, NamedModel
@@ -333,5 +334,43 @@ def test_a_stopping_server_ends_those_that_wait() -> None:
         await closing
         with pytest.raises(Unavailable):
             world.lease("a")
+
+    run(test)
+
+
+def test_a_model_that_is_added_is_loaded_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "LEAST_REST", 1)  # the models have a few bytes
+
+    async def test() -> None:
+        world = World(keep=2)
+        world.pool.shares = MemoryShares.of(40, [10] * 3, 2)
+        await world.use("a")
+        await world.use("b")
+        world.pool.add(NamedModel("new", "new.gguf", 10))
+        await world.use("new")
+        held = [name for name in ("a", "b", "c", "new") if world.phase(name) is Phase.READY]
+        assert held[-1] == "new"
+        assert len(held) == 2
+        world.check_memory()
+        with pytest.raises(ConfigError, match="is taken"):
+            world.pool.add(NamedModel("NEW", "other.gguf", 1))
+
+    run(test)
+
+
+def test_beside_a_larger_model_none_stays_that_was_loaded_for_other_shares_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "LEAST_REST", 1)
+
+    async def test() -> None:
+        world = World(keep=2)
+        world.pool.shares = MemoryShares.of(40, [10] * 3, 2)
+        for name in ("a", "b"):
+            await world.use(name)
+        world.pool.add(NamedModel("large", "large.gguf", 12))
+        await world.use("large")
+        assert [world.phase(name) for name in ("a", "b")] == [Phase.ABSENT] * 2
+        await world.use("a")
+        assert [world.phase(name) for name in ("a", "large")] == [Phase.READY] * 2
+        world.check_memory()
 
     run(test)

@@ -22,6 +22,7 @@ import pytest
 import tiny
 from effort import SLOW
 from headstart.models.spawn import FORKS
+from hub_server import HubRepo, hub_server
 from live import wait_until
 from process import Here, Server, run, serving
 
@@ -285,6 +286,31 @@ def test_ps_shows_what_is_loaded(several: tuple[Server, httpx.Client], here: Her
     assert re.search(r"^windows +ready +[\d.]+ MiB +0 +0", shown, re.MULTILINE), shown
     assert "for all models; default: attention" in shown
     assert json.loads(here("ps", "--json", "--url", str(http.base_url)).stdout)["keep_loaded"] == 2
+
+
+@pytest.mark.slow
+def test_a_model_that_a_client_fetches_is_served_at_once(folder: Path, tmp_path: Path) -> None:
+    fresh = {"HF_HOME": str(tmp_path / "hf"), "HEADSTART_STATE_DIR": str(tmp_path / "state"), "HF_TOKEN": ""}
+    with hub_server() as hub, ollama_server(folder, HF_ENDPOINT=hub.url, **fresh) as client:
+        hub.repos["Own/Tiny-GGUF"] = HubRepo({"tiny-Q8_0.gguf": (folder / "windows.gguf").read_bytes()})
+        message = [{"role": "user", "content": "Hello."}]
+        with pytest.raises(ollama.ResponseError, match="is not served here"):
+            client.chat("Own/Tiny-GGUF", message)
+        assert [line.status for line in client.pull("hf.co/Own/Tiny-GGUF", stream=True)][-1] == "success"
+        assert "Own/Tiny-GGUF:Q8_0" in [model.model for model in client.list().models]
+        for name in ("Own/Tiny-GGUF", "hf.co/Own/Tiny-GGUF", "tiny-Q8_0", "attention", "Own/Tiny-GGUF:Q8_0"):
+            assert client.chat(name, message, options={"num_predict": 2}).done
+        assert client.pull("Own/Tiny-GGUF:Q8_0").status == "success"
+
+
+@contextlib.contextmanager
+def ollama_server(folder: Path, **variables: str) -> Iterator[ollama.Client]:
+    """Ollama's client of a server that has one model and keeps one."""
+    with serving(f"attention={folder / 'attention.gguf'}", "--keep-loaded", "1", *OPTIONS, **variables) as server:
+        with ollama.Client(server.address()) as client:
+            yield client
+        assert server.end() == 0
+        server.rest()
 
 
 @pytest.mark.slow

@@ -78,6 +78,14 @@ class ServedModels(Protocol):
             NotFound: there is no such model; the message names those there are.
         """
 
+    def fetched(self, names: Sequence[str], file: str, size: int) -> bool:
+        """A caller has fetched a model. Returns whether it is served from now on. Called on the event loop.
+
+        Args:
+            names: its name, then others.
+            size: bytes of its files.
+        """
+
 
 class OneModel:
     """`ServedModels` of a server with one model.
@@ -119,6 +127,9 @@ class OneModel:
             served = self._model.id
             raise NotFound(f"The model '{name[:200]}' is not served here; the served one is '{served}'.", param="model")
         return found
+
+    def fetched(self, names: Sequence[str], file: str, size: int) -> bool:
+        return False
 
 
 def same(one: str, other: str) -> bool:

@@ -158,7 +158,8 @@ class Server(uvicorn.Server):
         ends = time.monotonic() + (0.0 if self._service.loading else (self._service.drain.left or 0.0) + OVERTIME)
         while not closing.done() and time.monotonic() < ends and not self._hurried:
             await asyncio.wait((closing,), timeout=LOOK)  # a server of several models waits for this end
-        return closing.done()
+        closed: bool = closing.done()
+        return closed
 
     async def _hang_up(self, sockets: list[socket.socket] | None, early: set[Any]) -> None:
         """Stops listening. Clients that have connected but are not accepted yet get an answer too."""

@@ -15,7 +15,7 @@ from headstart.api.incoming import MAX_BODY, whole_body
 from headstart.api.served import CallCounts, RecordsCalls
 from headstart.api.served_models import ModelState, ServedModel, ServedModels
 from headstart.chat.tenancy import IsolationPolicy
-from headstart.errors import HeadstartError, Unavailable
+from headstart.errors import ConfigError, HeadstartError, Unavailable
 from headstart.models.gauges import PoolMetrics
 from headstart.models.naming import ModelNames, NamedModel
 from headstart.models.pool import ModelPool
@@ -41,7 +41,6 @@ class ModelsFront(RecordsCalls):
 
     def __init__(
         self,
-        names: ModelNames,
         pool: ModelPool,
         policy: IsolationPolicy,
         *,
@@ -49,7 +48,6 @@ class ModelsFront(RecordsCalls):
         keep_alive: float = 5.0,
         close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self.names = names
         self.pool = pool
         self.policy = policy
         self.keep_alive = keep_alive
@@ -60,6 +58,10 @@ class ModelsFront(RecordsCalls):
         self._seconds = seconds
         self._close = close
         self._closing: asyncio.Future[None] | None = None
+
+    @property
+    def names(self) -> ModelNames:
+        return self.pool.names
 
     def open(self) -> None:
         """Called when the event loop runs. A stopping server then ends the processes while it ends its own calls."""
@@ -128,6 +130,14 @@ class PoolModels:
 
     def find(self, name: str | None) -> ServedModel:
         return self._served(self._pool.names.find(name))
+
+    def fetched(self, names: Sequence[str], file: str, size: int) -> bool:
+        name, *aliases = dict.fromkeys(names)
+        try:
+            self._pool.add(NamedModel(name, file, size, tuple(aliases)))
+        except ConfigError:  # another model has the name, or has had it since
+            return False
+        return True
 
     def _served(self, model: NamedModel) -> ServedModel:
         pooled = self._pool.of(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
@@ -77,6 +77,17 @@ class ModelNames:
         if found is None:
             raise ConfigError(f"--default-model {default} is not served; {self._served()}.")
         self.default = found
+
+    def added(self, model: NamedModel) -> ModelNames:
+        """These models and one more, without those of its aliases that are taken.
+
+        Raises:
+            ConfigError: its name is taken.
+        """
+        if model.name.casefold() in self._known:
+            raise ConfigError(f"The name '{model.name}' is taken.")
+        free = tuple(alias for alias in model.aliases if alias.casefold() not in self._known)
+        return ModelNames([*self.models, replace(model, aliases=free)], self.default.name)
 
     def find(self, name: str | None) -> NamedModel:
         """The model that a request names. No name and names of vendors' models mean the default.

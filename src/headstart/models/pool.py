@@ -90,6 +90,7 @@ class PooledModel:
         handed: what its last process has handed over, until the next one has it.
         proofs: of the engine of its last process.
         keep: seconds without a request after which it is unloaded, by the latest request that said so; None for the pool's.
+        alone: whether it was loaded for other shares of a GPU than those of now, so that nothing may be loaded beside it.
     """
 
     model: NamedModel
@@ -106,6 +107,7 @@ class PooledModel:
     handed: Handover = field(default_factory=Handover)
     proofs: tuple[EngineProof, ...] = ()
     keep: float | None = None
+    alone: bool = False
 
 
 class Lease:
@@ -194,6 +196,20 @@ class ModelPool:
     @property
     def models(self) -> Iterable[PooledModel]:
         return self._models.values()
+
+    def add(self, model: NamedModel) -> None:
+        """Serves one more model. Those that are loaded stay so; their part of the memory changes when they are loaded again.
+
+        Raises:
+            ConfigError: its name is taken.
+        """
+        self.names = self.names.added(model)
+        before, weights = self.shares, [one.size for one in self.names.models]
+        self.shares = MemoryShares.of(before.total, weights, before.keep)
+        added = self.names.models[-1]
+        self._models[added.name] = PooledModel(added, self.shares.of_model(added.size))
+        for pooled in self.models:
+            pooled.alone = pooled.alone or (pooled.state.holds and self.shares.together != before.together)
 
     def lease(self, model: NamedModel, keep: float | None = None) -> Lease:
         """A lease of a model, which is loaded if it is not. `keep`: as in `Lease`.
@@ -353,7 +369,8 @@ class ModelPool:
         """Begins to load a model, or makes others give way. Whether the load has begun."""
         holders = [self._holder(other, now) for other in self.models if other.state.holds]
         urgent = now >= pooled.waiting[0].arrived + PATIENCE
-        chosen = place(pooled.need, holders, self.shares.total, self.shares.keep, urgent=urgent)
+        need = min(pooled.need, self.shares.of_model(pooled.model.size))
+        chosen = place(need, holders, self.shares.total, self.shares.keep, urgent=urgent)
         if chosen.fits:
             self._load(pooled, now)
         for name in chosen.unload:
@@ -366,7 +383,7 @@ class ModelPool:
         state = pooled.state
         return Holder(
             pooled.model.name,
-            pooled.need,
+            self.shares.total if pooled.alone else pooled.need,
             value_of(pooled.use.rate(now), pooled.load_seconds, pooled.need),
             leaving=state.phase in (Phase.DRAINING, Phase.UNLOADING),
             idle=state.idle,
@@ -374,7 +391,7 @@ class ModelPool:
         )
 
     def _load(self, pooled: PooledModel, now: float) -> None:
-        pooled.state, pooled.dismissed, pooled.keep = pooled.state.load(now), False, None
+        pooled.state, pooled.dismissed, pooled.alone, pooled.keep = pooled.state.load(now), False, False, None
         pooled.need = self.shares.of_model(pooled.model.size)
         self._run(self._loading(pooled, pooled.state.run, now))
 

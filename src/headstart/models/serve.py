@@ -93,7 +93,7 @@ def front_of(several: SeveralModels, network: Network, keys: Keys) -> ModelsFron
             tuple(network.keep_noise),
             tuple(limits),
             network.log_format,
-            shares.together,
+            pool.shares.together,
         )
 
     library = several.settings.llama_lib  # they load llama.cpp before they know their settings
@@ -105,4 +105,4 @@ def front_of(several: SeveralModels, network: Network, keys: Keys) -> ModelsFron
     pool = ModelPool(
         names, shares, start=start, setup=setup, queue=several.settings.queue, idle_unload=several.idle_unload
     )
-    return ModelsFront(names, pool, policy, seconds=several.settings.drain, close=processes.close)
+    return ModelsFront(pool, policy, seconds=several.settings.drain, close=processes.close)

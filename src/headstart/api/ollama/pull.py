@@ -21,6 +21,7 @@ from headstart.hub.local_model import LocalModel
 from headstart.hub.progress import PullProgress
 from headstart.hub.pull import pull
 from headstart.hub.reference import parse
+from headstart.model_names import model_names
 
 SUCCESS = {"status": "success"}
 _SHOWN = 12
@@ -69,6 +70,8 @@ class Download:
         except ModelError as error:
             raise InvalidRequest(error.with_flags, param="model") from None
         structlog.get_logger("headstart.api").info("model fetched", model=model.name)
+        names = (*model.names, self._name, *model_names(str(model.path)))
+        self._served = self._service.models.fetched(names, str(model.path), model.size)
 
     async def lines(self) -> AsyncIterator[bytes]:
         """The lines of the answer while the download runs. An error is the last line."""
