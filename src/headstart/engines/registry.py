@@ -15,7 +15,7 @@ from typing import Any
 
 from headstart.engines import model_file, model_folder
 from headstart.engines.options import EngineOptions
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, HeadstartError
 from headstart.interfaces.engine import Engine, LoadedTokenizer
 from headstart.names import option
 
@@ -124,7 +124,7 @@ def import_ahead() -> None:
 def begin_ahead() -> None:
     """Does what every load does first. For a process that waits for its model. Errors are left to the load."""
     for row in ENGINES:
-        with suppress(ConfigError):
+        with suppress(HeadstartError, ImportError, OSError):
             row.ahead()
 
 
