@@ -192,8 +192,14 @@ def _trouble(dice: random.Random, setup: Setup, last: float) -> list[Happening]:
 
 
 def _wishes(dice: random.Random, setup: Setup, asks: list[Happening]) -> list[Happening]:
-    """Chains are deleted just after their replies. Owners pin all that they have, and unpin or delete some of it."""
+    """Chains are deleted just after their replies, or after objects were damaged. Owners pin all that they have, and unpin or
+    delete some of it."""
     events = list[Happening]()
+    if dice.random() < 0.15:
+        start = dice.choice(asks[5:20]).at
+        events.append(Happening(start, "restart", seed=dice.randrange(1 << 30)))
+        events += [Happening(start, "fault", how=dice.choice(["bit_rot", "cut"]), size=dice.choice([1, 2])) for _ in range(3)]
+        events += [Happening(ask.at + 1.0, "delete", ask.who, ask.talk) for ask in dice.sample(asks[20:], 5)]
     if dice.random() < 0.3:
         for ask in dice.sample(asks, 4):
             events.append(Happening(ask.at + dice.random() * dice.choice([0.5, 3.0]), "delete", ask.who, ask.talk))
