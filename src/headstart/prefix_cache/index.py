@@ -242,7 +242,7 @@ class Match:
     @property
     def tokens(self) -> int:
         """Tokens that can be restored."""
-        return sum(entry.length for entry in self.blocks) + self.take
+        return (self.blocks[-1].stop if self.blocks else 0) + self.take
 
     @property
     def canonical(self) -> int:

@@ -221,13 +221,13 @@ def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mo
     length = len(chain)
     oldest = min(free, key=lambda slot: (slot.last_used, slot.number))
     found = restorable(index, chain, mode) if reuse else Match(())
-    if found.tokens:
+    if there := found.tokens:
         entries = found.entries
         take = found.take if found.tail is not None else entries[-1].length
         canonical = found.canonical
         if mode.any_cut and found.tail is not None and found.tail.canonical and canonical == found.tail.start:
-            canonical = found.tokens
-        best = Plan(oldest.number, 0, entries, take, found.tokens, canonical, length, found.state)
+            canonical = there
+        best = Plan(oldest.number, 0, entries, take, there, canonical, length, found.state)
     else:
         best = Plan(oldest.number, 0, (), 0, 0, 0, length)
     cost = best.restored * costs.restore + best.computed * costs.prefill
@@ -243,7 +243,7 @@ def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mo
         stay = _keeping(oldest, keepable(oldest, chain, index, mode), length)
         if stay.keep and stay.start >= best.start and stay.canonical >= best.canonical:
             best = stay
-    passed_over = found.tokens - best.start
+    passed_over = there - best.start
     return replace(best, passed_over=passed_over) if passed_over > 0 else best
 
 
