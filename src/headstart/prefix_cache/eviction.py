@@ -60,7 +60,7 @@ class Retention:
         self._count = 0  # entries in the tier
         self._ghosts = Ghosts()
         self._apart: dict[BlockId, int] = {}  # number of entries that follow an id which is not in the tier, such as a root
-        self._sample = ReuseSample()
+        self._sample = ReuseSample(self._everything)
         self._round: Iterator[None] | None = None
         self._order: EvictionOrder[Entry] = EvictionOrder(by_owner=by_owner)
         self._now = 0.0
@@ -116,8 +116,9 @@ class Retention:
         entry.last, entry.uses = stats.last, stats.uses
         entry.request_traits, entry.children = stats.request_traits, stats.children
         entry.followers = self._apart.pop(entry.id, 0)
-        self._sample.put(entry.id, entry)
         self._count += 1
+        if self._count > SAMPLE:
+            self._sample.put(entry.id, entry)
         self._follow(entry.parent, 1)
 
     def replied(self, keys: Iterable[BlockId], request_traits: RequestTraits) -> None:
@@ -248,7 +249,7 @@ class Retention:
     def _ranking(self) -> Iterator[None]:
         """A round, in steps: learning if it is due, then ranking all leaves again."""
         if self._reuse.due:
-            sample = self._sample.drawn(self._count, self._everything())
+            sample = self._sample.drawn(self._count)
             yield from self._reuse.learning(sample, self._now, self._sample.weight, self._ghosts.sampled(SAMPLE))
         if len(self._order) <= AT_ONCE:
             self._order.renew_all(self._rank)
@@ -257,7 +258,10 @@ class Retention:
             yield
 
     def _everything(self) -> Iterator[tuple[BlockId, ReuseHistory]]:
-        """The entries in the tier: leaves and what is before them. Those that only kept entries follow are left out."""
+        """The entries in the tier: leaves and what is before them. Those that only kept entries follow are left out.
+
+        The tier may change meanwhile: some may be left out then.
+        """
         passed = set[BlockId]()
         for leaf in self._order:
             entry: Entry | None = leaf

@@ -45,9 +45,11 @@ class EvictionOrder(Generic[LeafT]):
         return self._count + len(self._aside)
 
     def __iter__(self) -> Iterator[LeafT]:
-        """All leaves, the next one to be evicted first, and at the end those that are aside."""
+        """All leaves, the next one to be evicted first, and at the end those that are aside. If it changes meanwhile, some may
+        be left out, or come twice.
+        """
         yield from self._order
-        yield from self._aside.values()
+        yield from list(self._aside.values())
 
     def push(self, leaf: LeafT, rank: float) -> None:
         """A leaf may be evicted, or its rank has changed."""
