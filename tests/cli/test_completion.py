@@ -203,8 +203,6 @@ def test_tab_completes_what_is_typed(name: str, options: list[str], home: Path) 
         until(terminal, "ready>")
         for typed, wanted in TYPED:
             os.write(terminal, f"{typed}\t".encode())
-            if name == "zsh" and (typed, wanted) == TYPED[0]:
-                os.write(terminal, b"\t")  # the first Tab of a new zsh only loads the function
             until(terminal, wanted)
             os.write(terminal, b"\x15")  # clears the line
     finally:

@@ -13,7 +13,7 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
 from headstart.config import Settings
@@ -32,6 +32,19 @@ _TYPED = "_TYPER_COMPLETE_ARGS"
 """The line up to the cursor, from zsh and fish."""
 _OPTION = re.compile(r"\s(--[a-z][a-z-]*=)\S*$")
 """A last word that has an option and its value."""
+
+
+_FIRST = '[[ $zsh_eval_context[-1] == loadautofunc ]] && _headstart_completion "$@"'
+"""The last line of the file that zsh loads at the first Tab."""
+
+
+def complete_installation() -> None:
+    """Lets the first Tab in a new zsh complete too: typer's file only defines a function, which the next Tab calls."""
+    script = Path.home() / ".zfunc" / "_headstart"
+    with suppress(OSError):
+        text = script.read_text("utf-8")
+        if _FIRST not in text:
+            script.write_text(f"{text.rstrip()}\n\n{_FIRST}\n", "utf-8")
 
 
 def completing() -> bool:

@@ -24,7 +24,7 @@ from headstart.cli import ps as cli_ps
 from headstart.cli import pull as cli_pull
 from headstart.cli import replay as cli_replay
 from headstart.cli import stats as cli_stats
-from headstart.cli.completion import completing, take_line, whole_words, words
+from headstart.cli.completion import complete_installation, completing, take_line, whole_words, words
 from headstart.cli.network import AccessOptions, ListenOptions, OperationOptions, network_of
 from headstart.cli.options import SERVED, ModelOption, takes, takes_settings
 from headstart.cli.several import SeveralOptions, several_models
@@ -270,6 +270,9 @@ def main(arguments: list[str] | None = None) -> None:
         code = _complain(error.with_flags, 2 if isinstance(error, ConfigError) else 1)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    finally:
+        if "--install-completion" in given:
+            complete_installation()
     sys.exit(code if isinstance(code, int) else 0)
 
 
