@@ -11,6 +11,7 @@ from headstart.errors import HeadstartError
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.quota import owner_of
+from headstart.serving.runtime import Runtime
 from headstart.testing.simulation.calls import SimulatedPath
 from headstart.testing.simulation.filesystem import ROOT
 from headstart.testing.simulation.history import Happening, Scenario
@@ -18,10 +19,13 @@ from headstart.testing.simulation.lifetimes import HEARD
 from headstart.testing.simulation.machine import SimulatedMachine
 from headstart.testing.simulation.server import Call, SimulatedServer, disk_budget
 from headstart.testing.simulation.talks import Talk
+from headstart.testing.simulation.threads import TIME
 from headstart.testing.simulation.violation import require
 from headstart.tiers.disk import Disk
 from headstart.tiers.disk.chains import StoredChains
 
+TAILS = 100
+"""The size of events that concern open tails too."""
 LATE = 0.3
 """How often a server that is being stopped may get a request."""
 
@@ -180,12 +184,12 @@ class Clients(SimulatedMachine):
                 elif event.what == "erase slot":
                     runtime.erase(event.who % len(runtime.scheduler.slots))
                 elif talk is not None and talk.ids:
-                    key, path = talk.ids[-1], talk.ids
+                    key, path = self._last(runtime, talk, tail=event.size == TAILS), talk.ids
                     match event.what:
                         case "pin":
                             pinned.answered(asked, runtime.stored.pin(key, owner), runtime, self.files)
                         case "unpin":
-                            asked = pinned.unpins(path)
+                            asked = pinned.unpins((*path, key))
                             runtime.stored.unpin(key, owner)
                             pinned.unpinned(asked, path, self.files)
                         case "delete":
@@ -202,6 +206,12 @@ class Clients(SimulatedMachine):
             self.here.sleep(0.1)
         self._open -= 1
 
+    def _last(self, runtime: Runtime, talk: Talk, *, tail: bool) -> BlockId:
+        """The last block of a turn, or an open tail that follows it."""
+        size = runtime.engine.traits.block_size
+        tails = [one.id for one in runtime.cache.index.children(talk.ids[-1]) if one.length < size] if tail else []
+        return min(tails, default=talk.ids[-1])
+
     def _remove(self, age: float) -> None:
         """`headstart cache rm --all`, or `--older-than`, in a process of its own."""
         process = self.here.process("rm")
@@ -216,7 +226,7 @@ class Clients(SimulatedMachine):
 
         def remove() -> None:
             try:
-                disk = Disk(SimulatedPath(ROOT), disk_budget(self.setup))
+                disk = Disk(SimulatedPath(ROOT), disk_budget(self.setup), clock=TIME.time)  # the default is the real one
                 try:
                     disk.reconcile(evict=False)
                     disk.erase(() if age else disk.catalog.keys(), before, lambda: needed(disk))

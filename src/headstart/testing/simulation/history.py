@@ -208,5 +208,5 @@ def _wishes(dice: random.Random, setup: Setup, asks: list[Happening]) -> list[Ha
             for talk in range(3):
                 later: tuple[What, ...] = dice.choice([(), ("pin",), ("unpin",), ("delete",)])
                 for what in ("pin", *later):
-                    events.append(Happening(5.0 + dice.random() * 30.0, what, who, talk))
+                    events.append(Happening(5.0 + dice.random() * 30.0, what, who, talk, size=dice.choice([20, 100])))
     return events
