@@ -341,8 +341,8 @@ def test_a_sample_of_everything_is_everything() -> None:
     for model in (one, other):
         model.counts = retention._reuse.counts
     one.learn([*tier.index, *(stats for _, stats in retention._ghosts.items())], 5000.0)
-    sample, ghosts = retention._sample.drawn(len(retention)), retention._ghosts.sampled(SAMPLE)
-    for _ in other.learning(sample, 5000.0, retention._sample.weight, ghosts):
+    sample, weight = retention._sample.drawn(len(retention), len(retention._ghosts))
+    for _ in other.learning(sample, 5000.0, weight, retention._ghosts.sampled(weight)):
         pass
     assert np.allclose(one._fit, other._fit)
     assert one._rates.keys() == other._rates.keys()
@@ -358,20 +358,25 @@ def test_the_sample_stands_for_all() -> None:
         if len(everything) > SAMPLE:
             sample.put(key, stats)
         elif number == SAMPLE // 2:
-            assert {*map(id, sample.drawn(len(everything)))} == {*map(id, everything.values())}
-            assert not len(sample)
-    found = list(sample.drawn(len(everything)))
-    assert len(found) == len(sample)
+            drawn, weight = sample.drawn(len(everything), 0)
+            assert {*map(id, drawn)} == {*map(id, everything.values())}
+            assert (weight, len(sample)) == (1, 0)
+            drawn, weight = sample.drawn(len(everything), 3 * SAMPLE)
+            assert weight == 4
+            assert len(list(drawn)) * weight == pytest.approx(len(everything), rel=0.05)
+    drawn, weight = sample.drawn(len(everything), 0)
+    found = list(drawn)
+    assert (len(found), weight) == (len(sample), sample.weight)
     assert SAMPLE / 2 < len(found) <= SAMPLE
-    assert len(found) * sample.weight == pytest.approx(100_000, rel=0.05)
+    assert len(found) * weight == pytest.approx(100_000, rel=0.05)
     assert sum(stats.uses == 2 for stats in found) / len(found) == pytest.approx(0.1, abs=0.02)
     for left, weight in ((SAMPLE + 100, 2), (3000, 1)):
         for key in list(everything)[left:]:
             del everything[key]
             sample.discard(key)
-        found = list(sample.drawn(left))
-        assert sample.weight == weight
-        assert len(found) * weight == pytest.approx(left, rel=0.05)
+        drawn, each = sample.drawn(left, 0)
+        assert each == sample.weight == weight
+        assert len(list(drawn)) * weight == pytest.approx(left, rel=0.05)
     assert not len(sample), "it is small again"
 
 
@@ -416,7 +421,7 @@ def test_there_are_ghosts_for_a_large_tier(monkeypatch: pytest.MonkeyPatch) -> N
     assert tier.retention._reuse.counts[1].sum() == pytest.approx((180 - 9) * UNKNOWN_REQUEST.weight), (
         "that they did not come again"
     )
-    assert len(list(tier.retention._sample.drawn(20))) == 20
+    assert len(list(tier.retention._sample.drawn(20, 9)[0])) == 20
     while len(tier.index):
         tier.evict()
     assert len(tier.retention._ghosts) == 4

@@ -91,19 +91,18 @@ def test_all_are_dropped_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sample_stands_for_all() -> None:
     """Their open intervals, by kind and age: of all, as if each were counted; of a part, about the same."""
     found, open_intervals = Ghosts(), np.zeros((KINDS, OCTAVES))
-    for number in range(9000):
+    for number in range(20_000):
         found.put(key(number), history(number), MANY)
     for _, stats in found.items():
-        open_intervals[stats.kind, stats.age(2000.0)] += stats.request_traits.weight
-    pieces = list(found.sampled(MANY))
-    assert len(pieces) > 2
-    assert np.allclose(sum(piece.open(2000.0) for piece in pieces), open_intervals)
-    part = list(found.sampled(3000))
-    assert 2000 < sum(len(piece.last) for piece in part) < 4000
-    ages = [sum(piece.open(2000.0) for piece in some).sum(axis=0) for some in (part, pieces)]
-    assert ages[0] == pytest.approx(ages[1], rel=0.2, abs=100)
-    assert ages[0].sum() == pytest.approx(ages[1].sum(), rel=0.1)
-    assert not list(Ghosts().sampled(MANY))
+        open_intervals[stats.kind, stats.age(4000.0)] += stats.request_traits.weight
+    pieces = list(found.sampled(1))
+    assert len(pieces) > 1
+    assert np.allclose(sum(piece.open(4000.0) for piece in pieces), open_intervals)
+    part = list(found.sampled(4))
+    assert sum(len(piece.last) for piece in part) * 4 == pytest.approx(20_000, rel=0.1)
+    ages = [sum(piece.open(4000.0) for piece in some).sum(axis=0) for some in (part, pieces)]
+    assert ages[0] == pytest.approx(ages[1], rel=0.1, abs=100)
+    assert not sum(len(piece.last) for piece in Ghosts().sampled(1))
 
 
 def test_long_histories_are_cut() -> None:

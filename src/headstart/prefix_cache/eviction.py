@@ -249,8 +249,8 @@ class Retention:
     def _ranking(self) -> Iterator[None]:
         """A round, in steps: learning if it is due, then ranking all leaves again."""
         if self._reuse.due:
-            sample = self._sample.drawn(self._count)
-            yield from self._reuse.learning(sample, self._now, self._sample.weight, self._ghosts.sampled(SAMPLE))
+            sample, weight = self._sample.drawn(self._count, len(self._ghosts))
+            yield from self._reuse.learning(sample, self._now, weight, self._ghosts.sampled(weight))
         if len(self._order) <= AT_ONCE:
             self._order.renew_all(self._rank)
             return

@@ -20,10 +20,12 @@ from headstart.prefix_cache.reuse_model import Histories, RequestTraits, ReuseHi
 
 ROWS = 256
 """Most rows a bucket, on average. With 16 the ages at which ghosts are dropped differ so much that fewer prompts are found."""
-TOGETHER = 8
-"""Buckets whose histories are read at once."""
+TOGETHER = 64
+"""Buckets whose histories are read at once, which takes 0.3 ms."""
 _ROW = struct.Struct("<32sddHHH")  # id, last use, weight, uses, children, class of the request
-_COLUMNS = np.dtype([("id", "V32"), ("last", "<f8"), ("weight", "<f8"), ("uses", "<u2"), ("_", "<u2"), ("bucket", "<u2")])
+_COLUMNS = np.dtype(
+    [("head", ">u4"), ("id", "V28"), ("last", "<f8"), ("weight", "<f8"), ("uses", "<u2"), ("_", "<u2"), ("bucket", "<u2")]
+)
 _ID, _MOST = 32, (1 << 16) - 1
 
 Ghost = tuple[BlockId, ReuseStats]
@@ -55,18 +57,13 @@ class Ghosts:
         """All ghosts. They must not change meanwhile."""
         return (ghost for bucket in self._buckets for ghost in _ghosts(bucket))
 
-    def sampled(self, most: int) -> Iterator[Histories]:
-        """The histories of about `most` ghosts, or of all, in pieces. Their weights are those of all.
-
-        An id is a hash, so the first buckets are a random sample. The ghosts may change between two pieces.
+    def sampled(self, weight: int) -> Iterator[Histories]:
+        """The histories of those that belong to a sample of one of `weight` (`reuse_sample`), in pieces. Their weights are
+        those of all. The ghosts may change between two pieces.
         """
-        if not self._count:
-            return
-        share = min(1.0, most / self._count)
-        last = max(1, round(share * len(self._buckets)))
-        weight = self._count / max(1, sum(map(len, self._tags[:last])))
-        for first in range(0, last, TOGETHER):
-            rows = np.frombuffer(b"".join(self._buckets[first : min(last, first + TOGETHER)]), _COLUMNS)
+        for first in range(0, len(self._buckets), TOGETHER):
+            rows = np.frombuffer(b"".join(self._buckets[first : first + TOGETHER]), _COLUMNS)
+            rows = rows[rows["head"] < (1 << 32) / weight]
             yield Histories(rows["last"], rows["uses"], rows["bucket"], rows["weight"] * weight)
 
     def get(self, key: BlockId) -> ReuseStats | None:

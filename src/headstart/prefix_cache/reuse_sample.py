@@ -1,7 +1,7 @@
-"""Reuse sample: a bounded part of a tier's entries, from which the reuse model learns. (Of ghosts it reads some buckets.)
+"""Reuse sample: a bounded part of a tier's entries and ghosts, from which the reuse model learns.
 
-Of a small tier, it is all entries, and nothing is kept here. An id is a hash. So the entries of a large tier whose ids are
-below a bound are a random sample, and the same one in each run. When they are too many, the bound is halved.
+An id is a hash. So those whose ids are below a bound are a random sample, and the same one in each run. When there are too
+many, the bound is halved. Of a small tier nothing is kept here: its entries are passed over when the sample is drawn.
 
 Example: of 1,000,000 entries, those are in the sample whose ids begin with 6 zero bits. They are about 15,600, and each
 stands for 64.
@@ -15,7 +15,7 @@ from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.reuse_model import ReuseHistory
 
 SAMPLE = 16_384
-"""Most entries of the sample."""
+"""Most entries of the sample. It has about as many ghosts and entries together, or fewer."""
 _SMALL = SAMPLE // 2
 """Entries of a tier that has shrunk, from which on it counts as small again."""
 _ID_BITS = 256
@@ -30,7 +30,7 @@ class ReuseSample:
     """Some entries of a tier.
 
     Attributes:
-        weight: how many entries each of the sample stands for.
+        weight: how many entries each of those stands for that are kept here.
     """
 
     def __init__(self, everything: Everything) -> None:
@@ -53,14 +53,20 @@ class ReuseSample:
         if self._stats is not None:
             self._stats.pop(key, None)
 
-    def drawn(self, total: int) -> Iterable[ReuseHistory]:
-        """The sample of a tier of `total` entries. Of a small tier, the tier is passed over meanwhile."""
+    def drawn(self, total: int, ghosts: int) -> tuple[Iterable[ReuseHistory], int]:
+        """The sample of a tier of `total` entries, and how many entries or ghosts each of it stands for. Of a small tier, the
+        tier is passed over meanwhile.
+        """
         if self._stats is None or total <= _SMALL:
             self.weight, self._bound, self._stats = 1, _bound(1), None
-            return (stats for _, stats in self._everything())
-        if self.weight > 1 and len(self._stats) < _SCARCE and total <= _REFILL:
+        elif self.weight > 1 and len(self._stats) < _SCARCE and total <= _REFILL:
             self._draw()
-        return list(self._stats.values())
+        weight = self.weight
+        while total + ghosts > weight * SAMPLE:
+            weight *= 2
+        bound = _bound(weight)
+        every = self._everything() if self._stats is None else list(self._stats.items())
+        return (stats for key, stats in every if key <= bound), weight
 
     def _draw(self) -> None:
         self.weight, self._bound, self._stats = 1, _bound(1), {}
