@@ -262,13 +262,13 @@ class Retention:
 
         The tier may change meanwhile: some may be left out then.
         """
-        passed = set[BlockId]()
+        passed, get = set[BlockId](), self._index.get
         for leaf in self._order:
             entry: Entry | None = leaf
-            while entry is not None and entry.id not in passed:
-                passed.add(entry.id)
-                yield entry.id, entry
-                entry = self._in_tier(entry.parent)
+            while entry is not None and entry.uses and (key := entry.id) not in passed:
+                passed.add(key)
+                yield key, entry
+                entry = get(entry.parent)
 
     def _return(self, entries: Iterable[Entry]) -> bool:
         """Puts leaves into the order again that may go now. Whether there are any."""

@@ -66,7 +66,7 @@ class ReuseSample:
             weight *= 2
         bound = _bound(weight)
         every = self._everything() if self._stats is None else list(self._stats.items())
-        return (stats for key, stats in every if key <= bound), weight
+        return (stats for key, stats in every if weight == 1 or key <= bound), weight
 
     def _draw(self) -> None:
         self.weight, self._bound, self._stats = 1, _bound(1), {}
