@@ -7,7 +7,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-from headstart.errors import HeadstartError
+from headstart.errors import Conflict, HeadstartError, NotFound
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.quota import owner_of
@@ -198,7 +198,7 @@ class Clients(SimulatedMachine):
                 self.seen[event.what] += 1
             except HeadstartError as error:
                 if event.what == "pin":
-                    pinned.failed()
+                    pinned.failed(refused=isinstance(error, Conflict | NotFound))
                 self.seen[f"{event.what}: {type(error).__name__}"] += 1
 
         done = self.here.spawn(act, "operation", server.process)

@@ -81,9 +81,10 @@ class PinnedChains:
         self._chains[chain.id] = PinnedChain(runtime.engine.fingerprint, chain.owner, chain.id, frozenset(whole), tail)
         self.rows(files)
 
-    def failed(self) -> None:
+    def failed(self, *, refused: bool) -> None:
         """A pin was refused, or its answer is not known: it may still come and go."""
         self._released += 1
+        self._unknown -= refused
 
     def unpins(self, path: Collection[BlockId]) -> int:
         """An owner asks that a chain be unpinned, which has these blocks. Other chains still need some of them."""

@@ -79,9 +79,10 @@ def clear(folder: Path) -> list[OSError]:
 
 
 def empty(folder: Path) -> None:
-    """Deletes the files in a folder. Raises OSError if one stays."""
+    """Deletes the files in a folder. No crash brings one back, nor one that went before. Raises OSError if one stays."""
     if errors := clear(folder):
         raise errors[0]
+    sync(folder)
 
 
 def allocated(path: Path) -> int:
