@@ -62,6 +62,10 @@ class Network:
         return (*([self.host] if self.unix_socket is None else ()), *self.allow_host)
 
 
+BACKLOG = 2048
+"""Connections that may wait to be accepted: uvicorn's own number."""
+
+
 class Entrance:
     """A socket that is bound, and the keys that open the server. It also sets up the log of this process.
 
@@ -100,7 +104,8 @@ class Entrance:
             log.warning("open to every web page that rebinds its name: give --api-key, or name the hosts in --allow-host")
 
     def announce(self, *, page: bool) -> None:
-        """Logs where the server listens."""
+        """Logs where the server listens. Whoever connects after that is at least in the queue."""
+        self._bound.socket.listen(BACKLOG)
         where = {"page": f"{self.address}/"} if page else {}
         where |= {"health": f"{self.address}/health", **self._bound.hints(self._transport.scheme)}
         structlog.get_logger("headstart").info("listening", url=f"{self.address}/v1", **where)
