@@ -62,6 +62,7 @@ def test_mlx_conforms(check: ConformanceCheck, subject: EngineUnderTest) -> None
     check(subject)
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", MODELS)
 def test_warm_answers_are_cold_ones(kind: str, folders: Path) -> None:
     """In exact mode, with a memory that does not hold everything. `-s` shows what happened."""
@@ -308,6 +309,7 @@ def test_nothing_is_compiled_on_a_cpu(filled: Filled, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_5"])  # rows; rings; arrays
 def test_memory_stays_flat(kind: str, folders: Path) -> None:
     """Over 2,000 requests that prefill, export, decode together, rewind or cut, and import."""
