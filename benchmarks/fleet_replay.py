@@ -105,12 +105,14 @@ def fleet(work: FleetWorkload, plan: FleetPlan, router: str, folder: Path) -> It
     clock = MachineClock(curve.per_token, curve.per_depth, machine.step, machine.step_reply)
     what = {"router": router, "replicas": plan.replicas, "port": port, "engine": engine, "settings": settings}
     what["clock"] = asdict(clock)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.fleet_replay", "--serve", json.dumps(what)],
-        stdout=(folder / "fleet.log").open("wb"),
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])},
-    )
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    with (folder / "fleet.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.fleet_replay", "--serve", json.dumps(what)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": path},
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         of_tests("live").wait_until(lambda: process.poll() is not None or whole(url, plan.replicas), 180)
@@ -150,7 +152,7 @@ class Served:
     fetched: int
 
 
-def beginning(trace: Trace, requests: int, seconds: float, shrink: int) -> Trace:
+def beginning(trace: Trace, requests: int, seconds: float, shrink: int = 1) -> Trace:
     """The first requests of a trace, in so many seconds, with a part of its tokens: a small machine makes and copies them all.
 
     An id of a block depends on the blocks before it, so the last id stands for blocks that are joined.

@@ -59,7 +59,7 @@ def test_fetching_pauses_while_nobody_takes(store: FolderStore) -> None:
         writer.offer(wanted.label(block), payload_of(block, SIZE))
     answered(writer, 40)
     ahead = 3 * SIZE
-    tier = tier_of(store, KEYS, room=4 * 4 * ahead)
+    tier = tier_of(store, KEYS, room=4 * ahead)
     fetch = tier.fetch(wanted, lambda: None)
     assert isinstance(fetch, Reading)
     wait_for(lambda: fetch._full and fetch._untaken >= ahead)
@@ -91,6 +91,17 @@ def test_memory_of_what_is_not_needed_any_more_is_used_again(store: FolderStore)
     assert any(np.shares_memory(one.payload, freed) for one in second)
     assert kept.tobytes() == payload_of(0, SIZE).tobytes()
     tier.close(5)
+
+
+def test_prompts_that_fetch_at_the_same_time_share_memory() -> None:
+    ahead = reading.Ahead(60)
+    with ahead.shared():
+        assert ahead.each == 60
+        with ahead.shared(), ahead.shared():
+            assert ahead.each == 20
+        assert ahead.each == 60
+    assert reading.Ahead(1 << 40).each == reading.AHEAD
+    assert reading.Ahead(0).each == 1
 
 
 def test_a_fetch_that_nobody_takes_ends_when_it_is_stopped(store: FolderStore) -> None:

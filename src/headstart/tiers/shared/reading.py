@@ -14,6 +14,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headstart.interfaces.tier import KV, STATE
@@ -39,7 +40,37 @@ BATCH_SECONDS = 0.05
 BATCH = 64
 """Most objects of a batch."""
 AHEAD = 32 << 20
-"""Bytes that may have arrived and not been taken, beside the batch that is on its way. A batch has as many at most."""
+"""Bytes of a prompt that may have arrived and not been taken, beside the batch that is on its way. A batch has as many at most:
+each wakes threads that compute a reply, and small ones do so often."""
+
+
+class Ahead:
+    """Memory for what has arrived and was not taken. The prompts that fetch at the same time share it.
+
+    Args:
+        most: bytes for all of them.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._readings = 0
+        self._lock = threading.Lock()
+
+    @property
+    def each(self) -> int:
+        """Bytes for one prompt, now."""
+        return min(AHEAD, max(1, self._most // max(1, self._readings)))
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """One prompt more fetches."""
+        with self._lock:
+            self._readings += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readings -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +88,7 @@ class Link:
     counters: Counter[str]
     clock: Callable[[], float]
     buffers: Buffers
-    ahead: int = AHEAD
+    ahead: Ahead
 
     def failed(self, reason: str, why: object) -> None:
         """The store has failed. It is left alone for a while if it fails again and again."""
@@ -122,6 +153,10 @@ class Reading:
 
     def run(self) -> None:
         self._begun = True
+        with self._link.ahead.shared():
+            self._read()
+
+    def _read(self) -> None:
         try:
             keys = () if self._stopped else self._link.keys.of(self._wanted.owner)
             goal = self._goal() if keys else []
@@ -222,7 +257,7 @@ class Reading:
             if at and tokens and not self._pays(rest, tokens):
                 self._link.counters["skipped_slow"] += 1
                 return
-            most, count, size = min(BATCH_SECONDS * self._link.pace.bandwidth, self._link.ahead), 0, 0
+            most, count, size = min(BATCH_SECONDS * self._link.pace.bandwidth, self._link.ahead.each), 0, 0
             while count < min(len(rest), BATCH) and (not count or size + self._size(rest[count]) <= most):
                 size += self._size(rest[count])
                 count += 1
@@ -263,7 +298,7 @@ class Reading:
         """Waits until the engine thread has taken what has arrived, if that is much."""
         with self._changed:
             self._full = True
-            self._changed.wait_for(lambda: self._untaken < self._link.ahead or self._stopped)
+            self._changed.wait_for(lambda: self._untaken < self._link.ahead.each or self._stopped)
             self._full = False
 
     def _opened(self, wanted: Label, name: str, placed: Placed, out: Bytes, keys: Sequence[SealKey]) -> Arrival | None:

@@ -18,7 +18,7 @@ from headstart.tiers.shared.buffers import Buffers
 from headstart.tiers.shared.envelope import SealError, open_note
 from headstart.tiers.shared.keys import OwnerKeys
 from headstart.tiers.shared.pace import StorePace
-from headstart.tiers.shared.reading import AHEAD, Link, Reading
+from headstart.tiers.shared.reading import AHEAD, Ahead, Link, Reading
 from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.servers import ServerCard
 from headstart.tiers.shared.store import SharedStore, StoreError
@@ -96,8 +96,8 @@ class StoreTier:
         missing = Recent(MISSING, clock, added=listener.not_in_store)
         stored = Recent(STORED, clock, dropped=listener.not_in_store)
         bad = Recent(STORED, clock)
-        ahead = min(AHEAD, max(1, room // (4 * READERS)))
-        buffers = Buffers(2 * ahead)  # what waits for the engine thread, and a batch on its way
+        ahead = Ahead(min(READERS * AHEAD, room // 4))
+        buffers = Buffers(2 * ahead.each)  # what waits for the engine thread, and a batch on its way
         self._link = Link(
             *(store, keys, StorePace(), Breaker(), missing, stored, bad, set(), self.counters, clock, buffers, ahead)
         )
