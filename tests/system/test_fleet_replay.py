@@ -22,5 +22,6 @@ def test_a_fleet_computes_about_what_an_infinite_cache_computes(router: str) -> 
     served, measured, _ = real(work, plan, router)
     assert len(served) == len(work.trace.requests)
     best = bound(work.trace, plan).computed
-    assert best <= sum(one.computed for one in served) <= 1.2 * best
+    chance = len(served)  # the bound has whole blocks; what is behind them may begin with the same token by chance
+    assert best - chance <= sum(one.computed for one in served) <= 1.2 * best
     assert simulate(work.trace, router, measured).computed <= 1.2 * best

@@ -71,7 +71,7 @@ def test_a_fleet_on_a_cluster(cluster: str, tmp_path: Path) -> None:
     key.write_text("no key")
     key.chmod(0o600)
     reasons = {
-        ("/nowhere/model.gguf",): "There is no model '/nowhere/model.gguf'; give the path of a .gguf file, or 'demo'.",
+        ("/nowhere/model.gguf",): "There is no model '/nowhere/model.gguf'; give the path of a .gguf file",
         ("demo", "--shared", tmp_path.as_uri(), "--shared-key-file", str(key)): f"{key} is no key file",
     }
     for arguments, why in reasons.items():
