@@ -173,7 +173,7 @@ class ReuseStats(ReuseHistory):
 
 @dataclass(frozen=True, slots=True)
 class Histories:
-    """How many entries were used: a column each.
+    """How several entries were used: a column for each attribute.
 
     Attributes:
         last: times of the last use, in seconds.

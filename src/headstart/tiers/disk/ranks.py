@@ -167,6 +167,8 @@ class Ranks:
 
         Others have no place in the order. Their stored rank is that of their last use, or later.
         """
+        if self._news == math.inf:
+            self._refresh(now)
         rows = rows_of(self._db, f"number, rank, {_RANKED}", keys, "AND children = 0")
         ranks = [(new, number) for number, rank, *row in rows if (new := self._rank(row, now)) != rank]
         self._db.executemany("UPDATE objects SET rank = ? WHERE number = ?", ranks)
