@@ -196,3 +196,19 @@ def test_what_a_deletion_of_everything_spares_stays_in_slots() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_deletion_empties_the_quarantine_for_good() -> None:
+    """Its files were deleted, but not durably: a power failure would have brought a damaged part of a deleted chain back."""
+    history = Scenario(
+        1000072,
+        Setup(mode="exact", any_cut=True, slots=1, memory=12, objects=119, tenants=4, explain=False, expire=200.0, share=0.6),
+        (
+            Happening(0.531, "ask", talk=1, how="turn", size=20, seed=510320637, reply=2),
+            Happening(29.5707, "ask", who=1, talk=1, how="turn", size=15, seed=866985371, reply=12),
+            Happening(29.8343, "fault", how="cut", size=2, reply=1),
+            Happening(33.0722, "ask", talk=1, how="again", size=1, seed=145053179, reply=5),
+            Happening(34.2528, "delete", talk=1, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
