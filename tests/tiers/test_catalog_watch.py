@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from hashlib import sha256
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import SLOW
 from headstart.tiers import catalog_watch
 from headstart.tiers.catalog_watch import CatalogWatch, KnownKeys
 from headstart.tiers.disk import catalog as disk_catalog
@@ -189,3 +191,60 @@ def test_a_deletion_before_the_first_look_concerns_a_process_that_ran_already(ca
     assert early.wiped_first == 0.0
     assert not any(isinstance(notice, EverythingErased) for notice in look(late, mine))
     assert late.wiped_first == 20.0
+
+
+def test_a_look_that_fails_loses_nothing(catalogs: tuple[Catalog, Catalog]) -> None:
+    """Wherever it fails: everything is found once, as if it had not failed."""
+    ours, theirs = catalogs
+    for fails in range(1, 100, 1 if SLOW else 6):
+        watch, held, count = CatalogWatch(FINGERPRINT), [label(number) for number in range(10)], fails
+        ours.ages.erase([one.key for one in held])
+        ours.add([(one, SIZE) for one in held])
+        look(watch, ours)
+        theirs.remove([held[0].key])
+        theirs.ages.erase([one.key for one in held[1:4]])
+        theirs.add([(label(100 + fails), SIZE)])
+        theirs.pin([held[5].key], True)
+
+        def failing(*_: object) -> int:
+            nonlocal count
+            count -= 1
+            return int(count == 0)
+
+        ours._db.set_authorizer(failing)  # each thing that a statement does may be refused
+        found = list[Notice]()
+        try:
+            found += watch.look(ours)
+            while watch.more:
+                found += watch.look(ours)
+        except sqlite3.DatabaseError:
+            found += watch.take_found()
+        failed = count <= 0
+        ours._db.set_authorizer(None)
+        found += look(watch, ours)
+        erased = [ObjectErased(one.key) for one in held[1:4]]
+        gone = sorted([ObjectGone(held[0].key), *erased], key=repr)
+        assert sorted((one for one in found if isinstance(one, ObjectGone | ObjectErased)), key=repr) == gone, fails
+        assert [one for one in found if isinstance(one, ObjectFound)] == [ObjectFound(label(100 + fails))]
+        assert [one for one in found if isinstance(one, PinsFound)] == [PinsFound(frozenset({held[5].key}))]
+        if not failed:
+            break
+    assert fails > 10
+
+
+def test_what_is_erased_while_the_disk_is_closed_is_found(catalogs: tuple[Catalog, Catalog]) -> None:
+    """Else a server whose disk fails just then would keep it in memory, and write it to disk again."""
+    ours, theirs = catalogs
+    held = [label(number) for number in range(4)]
+    ours.add([(one, SIZE) for one in held])
+    watch = CatalogWatch(FINGERPRINT)
+    look(watch, ours)
+    assert {*watch.lose_sight()} == {one.key for one in held}
+    theirs.remove([held[0].key])
+    theirs.ages.erase([held[1].key])
+    watch.restart()
+    assert ObjectErased(held[1].key) not in watch.look(ours, tidied=False)
+    found = look(watch, ours)
+    assert [one for one in found if isinstance(one, ObjectErased)] == [ObjectErased(held[1].key)]
+    assert ObjectGone(held[0].key) in found
+    assert not look(watch, ours)

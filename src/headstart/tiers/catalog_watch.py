@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 
 from headstart.tiers.disk import catalog as disk_catalog
 from headstart.tiers.disk.catalog import Catalog
@@ -85,6 +86,8 @@ class CatalogWatch:
         self.erased: set[bytes] = set()
         self._fingerprint, self._began = fingerprint, began
         self._pinned: frozenset[bytes] = frozenset()
+        self._found: list[Notice] = []
+        self._unseen: set[bytes] = set()
         self.restart()
 
     def restart(self) -> None:
@@ -94,6 +97,7 @@ class CatalogWatch:
         self._version: tuple[int, ...] = ()
         self._seen = self._seen_notes = 0
         self._seen_ghosts = self._erasures = self._pins = -1
+        self._more_rows = self._more_ghosts = False
         self._to_compare: list[int] = []
         self._compare_again = False
         self._wiped_before: tuple[float, int] = (0.0, 0)  # `Ages.wiped` before the comparison
@@ -106,8 +110,16 @@ class CatalogWatch:
         found, self.erased = self.erased, set()
         return found
 
-    def look(self, catalog: Catalog, *, again: bool = False, reports: bool = True) -> list[Notice]:
-        """News of the catalogue. `again`: report all objects again. `reports`: whether objects may be reported now."""
+    def look(self, catalog: Catalog, *, again: bool = False, reports: bool = True, tidied: bool = True) -> list[Notice]:
+        """News of the catalogue.
+
+        Args:
+            again: report all objects again.
+            reports: whether objects may be reported now.
+            tidied: whether no object lacks its row.
+
+        If it raises, `take_found` has what it had found until then: it does not find that again.
+        """
         version = catalog.version()
         self.foreign_writes = False
         if again:
@@ -115,19 +127,46 @@ class CatalogWatch:
         if version == self._version and not (again or self.more):
             return []
         self.foreign_writes = bool(self._version) and version[0] != self._version[0]
-        self._version, self.more = version, False
+        self._version, self.more = version, True  # unless it ends
         if not self._to_compare:
             self._wiped_before = catalog.ages.wiped()  # read before the keys, so that no deletion is missed
-        found = [*self._removed(catalog)]
+        found = self._found
+        for notice in self._removed(catalog):
+            found.append(notice)
         if not self._to_compare:
             found += self._wiped(self._wiped_before)
+        more = False
         for number, note in [*catalog.notes(self._fingerprint, self._seen_notes, PIECE)]:
             self._seen_notes = number
             found.append(NoteFound(note))
-            self.more |= len(found) >= PIECE
-        found += self._added(catalog) if reports else ()
-        self.more |= not (self.compared and reports)
-        return found + self.pins(catalog) if self.complete else found
+            more |= len(found) >= PIECE
+        for notice in self._added(catalog) if reports else ():
+            found.append(notice)
+        if self.complete and tidied:
+            for notice in self._lost_sight_of(catalog):
+                found.append(notice)
+        if self.complete:
+            found += self.pins(catalog)
+        more |= self._more_rows or self._more_ghosts or bool(self._unseen)
+        self.more = more or not (self.compared and reports)
+        return self.take_found()
+
+    def lose_sight(self) -> list[bytes]:
+        """The disk is closed. Returns what was known. What a user erases until it is opened again is reported afterwards."""
+        keys = list(self.known)
+        self._unseen.update(keys)
+        self.known = KnownKeys()
+        return keys
+
+    def _lost_sight_of(self, catalog: Catalog) -> Iterator[Notice]:
+        """What has gone of the objects that were known when the disk was closed."""
+        keys = set(islice(self._unseen, PIECE))
+        yield from self._vanished(catalog, {key for key in keys if key not in self.known})
+        self._unseen -= keys
+
+    def take_found(self) -> list[Notice]:
+        found, self._found = self._found, []
+        return found
 
     def _added(self, catalog: Catalog) -> Iterator[Notice]:
         rows = list(catalog.rows(self._fingerprint, self._seen, PIECE))
@@ -135,7 +174,7 @@ class CatalogWatch:
             self._seen = max(self._seen, row.number)
             self.known.add([row.label.key])
             yield ObjectFound(row.label)
-        self.more |= len(rows) == PIECE
+        self._more_rows = len(rows) == PIECE
         self.complete |= len(rows) < PIECE
 
     def _removed(self, catalog: Catalog) -> Iterator[Notice]:
@@ -149,7 +188,7 @@ class CatalogWatch:
         if self._compare_again and not self._to_compare:  # one that is under way ends first, or frequent erasures would stop it
             self._to_compare, self._compare_again = self.known.parts(), False
         ghosts = catalog.ghosts_after(self._seen_ghosts, PIECE)
-        self.more |= len(ghosts) == PIECE
+        self._more_ghosts = len(ghosts) == PIECE
         for number, key in ghosts:
             self._seen_ghosts = number
             if key in self.known:
@@ -158,9 +197,10 @@ class CatalogWatch:
         catalog.ages.seen = self._seen_ghosts
         done = 0
         while self._to_compare and done < 2 * PIECE:
-            keys, low, high = self.known.part(self._to_compare.pop())
+            keys, low, high = self.known.part(self._to_compare[-1])
             done += 8 + len(keys)
             yield from self._vanished(catalog, {*keys} - catalog.keys_between(low, high))
+            self._to_compare.pop()  # afterwards: a fault may end this
 
     def _vanished(self, catalog: Catalog, keys: Collection[bytes]) -> Iterator[Notice]:
         """These objects have no row any more."""
@@ -196,6 +236,6 @@ class CatalogWatch:
         """The pins, if they have changed."""
         if (pins := catalog.pins()) == self._pins:
             return []
-        self._pins, before = pins, self._pinned
-        self._pinned = catalog.pinned(self._fingerprint)
+        before, self._pinned = self._pinned, catalog.pinned(self._fingerprint)
+        self._pins = pins
         return [PinsFound(self._pinned)] if self._pinned != before else []

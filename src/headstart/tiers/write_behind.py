@@ -550,7 +550,12 @@ class WriteBehind:
         again, wiped = self._again and not self._hangs, self._watch.wiped
         self._again = self._again and not again
         version = disk.catalog.version()
-        self._notices.extend(self._watch.look(disk.catalog, again=again, reports=len(self._notices) < BACKLOG))
+        reports = len(self._notices) < BACKLOG
+        try:
+            self._notices.extend(self._watch.look(disk.catalog, again=again, reports=reports, tidied=not self._untidied))
+        except BaseException:
+            self._notices.extend(self._watch.take_found())
+            raise
         self._deletions = self._watch.wiped
         if not self._listed:
             self._listed = self._watch.complete and not (self._watch.more or self._untidied)
@@ -605,7 +610,7 @@ class WriteBehind:
                 self._look(self._disk)  # some may have been evicted for objects that were then not written
             return
         disk, self._disk, self._listed = self._disk, None, True  # opened again later: the folder may be gone
-        self._forget(list(self._watch.known))
+        self._notices.extend(map(ObjectGone, self._watch.lose_sight()))
         if disk is not None:
             _close(disk, damaged=damages(error))
 
