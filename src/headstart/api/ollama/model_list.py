@@ -10,6 +10,8 @@ from headstart.api.served_models import TAG, ServedModel
 
 NEVER = "2318-01-01T00:00:00Z"
 """When a model expires that is never unloaded: Ollama's clients show a time that is far away as `Forever`."""
+_FAR = datetime(2318, 1, 1, tzinfo=UTC).timestamp()
+"""Later times count as never. Calendars end."""
 
 
 def tagged(name: str) -> str:
@@ -26,7 +28,7 @@ def running(model: ServedModel) -> dict[str, Any]:
     """A loaded model of /api/ps."""
     return {
         **_named(model),
-        "expires_at": NEVER if model.expires is None else _time(model.expires),
+        "expires_at": NEVER if model.expires is None or model.expires >= _FAR else _time(model.expires),
         "size_vram": model.device_size,
         "context_length": model.ctx or 0,
     }
