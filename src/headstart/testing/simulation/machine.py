@@ -90,7 +90,8 @@ class SimulatedMachine:
 
     def _deletes(self, server: SimulatedServer, keys: Collection[BlockId]) -> None:
         """A server deletes entries, on its engine thread. From now on nothing of them is used any more."""
-        deletion = Deletion.of(keys, self.files.now())
+        alone = len(self._processes_alive()) == 1
+        deletion = Deletion.of(keys, self.files.now(), lambda key: alone or self._file(key) is not None)
         server.deletions.append(deletion)
         assert server.runtime is not None
         try:
@@ -98,13 +99,16 @@ class SimulatedMachine:
         except Violation as error:  # the scheduler would take it for an error of a request
             self.violation = self.violation or error
 
+    def _processes_alive(self) -> list[SimulatedServer]:
+        return [one for one in self._processes if one.process.alive]
+
     def _crash(self, kind: str) -> None:
         """The machine loses power, or the process of the present call is killed."""
         task = self.here.task
         for program in self.programs:
             if kind == "power_loss" or (task and program is task.process):
                 self.here.kill(program)
-        living = [one for one in self._processes if one.process.alive]
+        living = self._processes_alive()
         dying = [one for one in living if kind == "power_loss" or (task and one.process is task.process)]
         if not dying:
             if kind == "power_loss":
