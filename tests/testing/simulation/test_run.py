@@ -212,3 +212,22 @@ def test_a_deletion_empties_the_quarantine_for_good() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_look_that_fails_loses_no_news() -> None:
+    """A fault of the catalogue ended a look at what another process had deleted. What it had found until then was lost, so the
+    server went on to believe that it was on disk, and kept it in memory."""
+    history = Scenario(
+        1000150,
+        Setup(mode="exact", memory=82, objects=11, tenants=4, settle=False, share=0.3, mixed=True),
+        (
+            Happening(0.5394, "ask", who=1, how="turn", size=15, seed=1071427921, reply=1),
+            Happening(1.0519, "fault", how="sql_busy", reply=1),
+            Happening(1.4953, "term", talk=2, size=20, reply=1),
+            Happening(6.2786, "rm", size=5, reply=1),
+            Happening(10.8597, "fault", how="sql_busy", size=3, reply=1),
+            Happening(11.0094, "fault", how="sql_io", size=30, reply=1),
+            Happening(12.3464, "fault", how="export", reply=1),
+        ),
+    )
+    assert run(history).violation == ""
