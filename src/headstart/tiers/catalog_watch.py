@@ -116,7 +116,7 @@ class CatalogWatch:
         Args:
             again: report all objects again.
             reports: whether objects may be reported now.
-            tidied: whether no object lacks its row.
+            tidied: whether no object lacks its row. When that changes, set `more`.
 
         If it raises, `take_found` has what it had found until then: it does not find that again.
         """
@@ -147,7 +147,7 @@ class CatalogWatch:
                 found.append(notice)
         if self.complete:
             found += self.pins(catalog)
-        more |= self._more_rows or self._more_ghosts or bool(self._unseen)
+        more |= self._more_rows or self._more_ghosts or (tidied and bool(self._unseen))
         self.more = more or not (self.compared and reports)
         return self.take_found()
 

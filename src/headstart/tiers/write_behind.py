@@ -473,6 +473,7 @@ class WriteBehind:
             piece = next(self._tidying, None)
             if piece is None:
                 self._tidying, self._tidied, self._untidied = None, time.monotonic(), False
+                self._watch.more = True
                 if self._mended.total():
                     found, dropped = count(self._mended["found"], "object"), count(self._mended["dropped"], "row")
                     log.info("after a crash: %s found again, %s dropped", found, dropped)
