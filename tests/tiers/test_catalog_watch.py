@@ -244,6 +244,8 @@ def test_what_is_erased_while_the_disk_is_closed_is_found(catalogs: tuple[Catalo
     theirs.ages.erase([held[1].key])
     watch.restart()
     assert ObjectErased(held[1].key) not in watch.look(ours, tidied=False)
+    assert not watch.more  # a caller who looks until there is nothing more has not tidied yet
+    watch.more = True
     found = look(watch, ours)
     assert [one for one in found if isinstance(one, ObjectErased)] == [ObjectErased(held[1].key)]
     assert ObjectGone(held[0].key) in found
