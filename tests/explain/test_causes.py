@@ -181,7 +181,9 @@ def test_derived_and_checkpoint() -> None:
         assert found.cause is cause
 
 
-@pytest.mark.parametrize("options", [{}, {"sliceable": False, "known_kv": lambda: 80}, {"exact": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"sliceable": False, "known_kv": lambda: 80}, {"exact": True}], ids=["fast", "with checkpoints", "exact"]
+)
 def test_what_was_slower_to_restore_than_to_compute_is_told(options: dict[str, Any]) -> None:
     """It is no other cause as well, unless that cost more."""
     earlier = prompt("system", "a question of some length", "an answer of some length")
