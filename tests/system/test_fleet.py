@@ -111,10 +111,22 @@ def test_a_request_is_explained_whichever_replica_served_it(fleet: RunningFleet)
 
 def test_a_chain_is_reached_whichever_replica_has_it(fleet: RunningFleet) -> None:
     fleet.chat(conversation("to be deleted"))
-    found = set[str]()
-    for _ in range(12):  # each list is that of one replica
-        page = fleet.http.get("/headstart/cache").json()["data"]
-        found |= {chain["id"] for chain in page if chain["complete"]}
+
+    def listed() -> set[str]:
+        found = set[str]()
+        for _ in range(12):  # each list is that of one replica
+            page = fleet.http.get("/headstart/cache").json()["data"]
+            found |= {chain["id"] for chain in page if chain["complete"]}
+        return found
+
+    found = listed()
+
+    def same() -> bool:
+        nonlocal found
+        before, found = found, listed()
+        return found == before
+
+    wait_until(same)  # a turn that is settled ends with another entry
     for id in found:
         assert {fleet.http.get(f"/headstart/cache/{id}").status_code for _ in range(4)} == {200}
     (id, *_) = found

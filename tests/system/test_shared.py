@@ -285,6 +285,7 @@ def test_a_prompt_that_nearly_fills_the_memory_is_fetched_whole(store: str, key_
         stored(one)
         with start(store, key_file, memory_budget=nearly(one, first)) as other:
             ask(other, [user("Something else. " * 8)], max_tokens=4)
+            stored(other)  # what is being written stays in memory
             again = answer(other, "Hello, who are you?")
             same(again, first)
             assert again.report.computed <= BLOCK_SIZE

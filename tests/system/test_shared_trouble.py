@@ -17,7 +17,6 @@ from headstart.cli.doctor_shared import examine_shared
 from headstart.config import Settings
 from headstart.errors import Unavailable
 from headstart.prefix_cache.blocks import root_id
-from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving import shared_fetch
 from headstart.serving.runtime import Runtime
@@ -266,15 +265,16 @@ def test_a_request_costs_no_more_when_more_is_stored(
 ) -> None:
     """Looks into the index and into what is known of the store, for one and the same kind of request."""
     looks: Counter[str] = Counter()
-    for owner, name in ((Index, "get"), (Recent, "__contains__")):
-        method = getattr(owner, name)
-
-        def counted(*args: Any, _name: str = name, _method: Callable[..., Any] = method) -> Any:
-            looks[_name] += threading.current_thread().name == "headstart-engine"
-            return _method(*args)
-
-        monkeypatch.setattr(owner, name, counted)
     with start(valkey.url, key_file, slots=1) as one:
+        owners: tuple[tuple[Any, str], ...] = ((one.cache.index, "get"), (Recent, "__contains__"))
+        for owner, name in owners:
+            method = getattr(owner, name)
+
+            def counted(*args: Any, _name: str = name, _method: Callable[..., Any] = method) -> Any:
+                looks[_name] += threading.current_thread().name == "headstart-engine"
+                return _method(*args)
+
+            monkeypatch.setattr(owner, name, counted)
         costs = []
         for number in range(4):
             ask(one, chat(f"What is it, {number}?"), max_tokens=2)
