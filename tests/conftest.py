@@ -59,6 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if addressed := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"{addressed[0]} has another name in each worker: give its parameters `ids`")
     # All workers have the same order. What takes long comes first: at the end of a run no worker waits for it.
     items.sort(key=lambda item: ("system" not in item.path.parts, item.path))
     if os.environ.get("HEADSTART_SLOW"):
