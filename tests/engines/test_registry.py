@@ -10,9 +10,11 @@ import pytest
 
 import tiny_hf
 from headstart.engines import registry
+from headstart.engines.llama.library import choose
 from headstart.engines.options import EngineOptions
 from headstart.engines.registry import EngineRow
 from headstart.errors import ConfigError, ModelError
+from process import run
 
 
 class Whole:
@@ -91,3 +93,28 @@ def test_options_of_another_engine_are_refused(tmp_path: Path, option: str, valu
 def test_every_option_of_an_engine_exists() -> None:
     names = {field.name for field in fields(EngineOptions)}
     assert all(row.options | row.instead.keys() <= names for row in registry.ENGINES)
+
+
+AHEAD = """
+import sys, threading
+import headstart.models.child
+from headstart.engines import registry
+from headstart.engines.llama.library import choose
+from headstart.engines.llama import library
+
+tasks = threading.active_count()
+registry.import_ahead()
+print("headstart.engines.llama.engine" in sys.modules, "llama_cpp.llama_cpp" in sys.modules, threading.active_count() - tasks)
+tested = library.choose().tested
+registry.begin_ahead()
+print(tested, ("llama_cpp.llama_cpp" in sys.modules) is tested)
+"""
+
+
+@pytest.mark.slow
+def test_what_is_done_ahead_of_a_fork_loads_no_library_and_what_is_done_behind_it_a_tested_one() -> None:
+    result = run(code=AHEAD)
+    assert result.stderr == ""
+    assert result.stdout.splitlines() == ["True False 0", "True True"]
+    unknown = run(code=AHEAD, HEADSTART_LLAMA_LIB=str(choose().folder))  # the user's own counts as untested
+    assert unknown.stdout.splitlines() == ["True False 0", "False True"]
