@@ -345,7 +345,8 @@ def test_a_fleet_grows_and_shrinks_and_finishes_what_runs(tmp_path: Path, direct
         asked = [one for each in loads for one in each.result()]
         options = {"stream": True, "max_output_tokens": 1500, "ignore_eos": True}
         streams = [pool.submit(faults.ask, fleet.http, "", [user(f"Stream {number}")], **options) for number in range(6)]
-        wait_until(lambda: all(one["running"] for one in fleet.replicas().values()), 30)
+        # Two of the three, so one that stops: where they run depends on the speeds that were measured under the load.
+        wait_until(lambda: sum(one["running"] > 0 for one in fleet.replicas().values()) >= 2, 30)
         wait_until(lambda: len(fleet.replicas()) == 1, 180)
         (left,) = fleet.replicas()
         running_then = [one for one in streams if not one.done()]
