@@ -723,10 +723,11 @@ def test_errors_are_the_clients_exceptions(stage: Stage) -> None:
         list(stage.server.openai.responses.retrieve(made.id, stream=True))
 
 
-def test_a_stream_that_fails_says_so(stage: Stage) -> None:
+def test_a_stream_that_fails_says_so(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage.engine.engine, "delay", 0.01)
     text = fresh()
     told = []
-    for event in stage.create("a story that breaks off", input=text, stream=True):  # type: ignore[union-attr]
+    for event in stage.create("a story that breaks off, " * 40, input=text, stream=True):  # type: ignore[union-attr]
         told.append(event)
         if len(told) == 5:
             stage.engine.fail_next("decode")
