@@ -575,12 +575,12 @@ class WriteBehind:
         self._listed = False
         try:
             self._disk = self._opens()
+            self._watch.restart()  # before anything is written: what cannot be written yet may be read, and is to be reported
+            self._tidying, self._tidied, self._looked, self._measured = None, float("-inf"), -math.inf, ()
+            self._expiring = None
             self._disk.catalog.ages.keep(self._terms.owners, self._clock())  # the catalogue may be a new one
             self._agree(self._disk)
             self._disk.catalog.ranks.learn(self._clock())
-            self._watch.restart()
-            self._tidying, self._tidied, self._looked, self._measured = None, float("-inf"), -math.inf, ()
-            self._expiring = None
             if self._disk.budget <= RESERVE:
                 warning = "nothing fits on %s of disk: free some, or give more %s"
                 log.warning(warning, show_size(self._disk.budget), OptionText(option("disk_budget")))
