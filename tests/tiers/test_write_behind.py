@@ -28,6 +28,7 @@ from headstart.tiers import parallel_read, write_behind
 from headstart.tiers.disk import Disk, FormatError, Label
 from headstart.tiers.disk import reader as disk_reader
 from headstart.tiers.disk import store as disk_store
+from headstart.tiers.disk.ages import Ages
 from headstart.tiers.disk.catalog import Catalog, Row
 from headstart.tiers.disk.format import ALIGN, VERSION, checksum
 from headstart.tiers.disk.store import RESERVE
@@ -588,3 +589,27 @@ def test_any_order_of_wishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, se
     expected = {key for key, wish in wanted.items() if wish}
     assert stored(tmp_path) == expected
     assert {key for key, is_there in there.items() if is_there} == expected
+
+
+def test_a_disk_that_is_opened_while_the_catalogue_is_locked_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was used, but what the server had lost sight of was never reported again."""
+    monkeypatch.setattr(write_behind, "PATIENCE", 0.05)
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(number), rows(number)) for number in range(3)])
+    disk.close()
+    faults, real, found = list[Exception](), Ages.agree, list[Notice]()
+
+    def agree(self: Ages, *terms: Any) -> Any:
+        if faults:
+            raise faults.pop(0)
+        return real(self, *terms)
+
+    monkeypatch.setattr(Ages, "agree", agree)
+    locked = sqlite3.OperationalError("database is locked")
+    locked.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    with opened(tmp_path) as tier:
+        waited(tier, found, lambda found: len(found) == 3)
+        tier._terms.give(b"owner", 100.0, 0.0)  # news, so that the thread agrees with the catalogue
+        faults += [OSError(errno.EIO, "bad"), locked]
+        waited(tier, found, lambda found: len([one for one in found if isinstance(one, ObjectFound)]) == 6)
+        assert not faults
