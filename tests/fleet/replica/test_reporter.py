@@ -334,11 +334,11 @@ def test_it_speaks_of_the_shared_tier(tmp_path: Path, monkeypatch: pytest.Monkey
         other.send("t" * 64, "").answer()
         assert other.send(WORDS, "").answer().report.tiers["shared"] == len(keys) * BLOCK_SIZE
         wait_until(lambda: other.runtime.scheduler.wake() or keys <= rumours(other))
-        for path in store.glob("**/kv/**/*"):
-            if path.is_file() and end == "bad":
-                path.write_bytes(path.read_bytes()[:-1])
-            elif path.is_file():
-                path.unlink()
+    for path in store.glob("**/kv/**/*"):  # now that nobody writes
+        if path.is_file() and end == "bad":
+            path.write_bytes(path.read_bytes()[:-1])
+        elif path.is_file():
+            path.unlink()
     with replica(**options) as third:
         third.engine.delay = 0.01
         third.send("u" * 64, "").answer()
