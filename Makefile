@@ -19,7 +19,7 @@ demo: $(READY) ## Chat with the bundled model over HTTP, and show what was compu
 	$(BIN)/headstart demo
 
 # Three at a time on two cores: tests wait for disks, clocks and other processes too.
-test: $(READY) ## Run the tests, with the real engine and the real model, three at a time (6 minutes)
+test: $(READY) ## Run the tests, with the real engine and the real model, three at a time (5 minutes)
 	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=10
 
 test-slow: $(READY) $(SITE) $(FLEET) $(KUBE) ## Run all tests, also those that take long (80 minutes and more; CONTRIBUTING.md says when)
