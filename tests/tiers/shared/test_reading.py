@@ -94,14 +94,14 @@ def test_memory_of_what_is_not_needed_any_more_is_used_again(store: FolderStore)
 
 
 def test_prompts_that_fetch_at_the_same_time_share_memory() -> None:
-    ahead = reading.Ahead(60)
+    ahead = reading.ReadAhead(60)
     with ahead.shared():
         assert ahead.each == 60
         with ahead.shared(), ahead.shared():
             assert ahead.each == 20
         assert ahead.each == 60
-    assert reading.Ahead(1 << 40).each == reading.AHEAD
-    assert reading.Ahead(0).each == 1
+    assert reading.ReadAhead(1 << 40).each == reading.AHEAD
+    assert reading.ReadAhead(0).each == 1
 
 
 def test_a_fetch_that_nobody_takes_ends_when_it_is_stopped(store: FolderStore) -> None:

@@ -44,7 +44,7 @@ AHEAD = 32 << 20
 each wakes threads that compute a reply, and small ones do so often."""
 
 
-class Ahead:
+class ReadAhead:
     """Memory for what has arrived and was not taken. The prompts that fetch at the same time share it.
 
     Args:
@@ -88,7 +88,7 @@ class Link:
     counters: Counter[str]
     clock: Callable[[], float]
     buffers: Buffers
-    ahead: Ahead
+    read_ahead: ReadAhead
 
     def failed(self, reason: str, why: object) -> None:
         """The store has failed. It is left alone for a while if it fails again and again."""
@@ -153,7 +153,7 @@ class Reading:
 
     def run(self) -> None:
         self._begun = True
-        with self._link.ahead.shared():
+        with self._link.read_ahead.shared():
             self._read()
 
     def _read(self) -> None:
@@ -257,7 +257,7 @@ class Reading:
             if at and tokens and not self._pays(rest, tokens):
                 self._link.counters["skipped_slow"] += 1
                 return
-            most, count, size = min(BATCH_SECONDS * self._link.pace.bandwidth, self._link.ahead.each), 0, 0
+            most, count, size = min(BATCH_SECONDS * self._link.pace.bandwidth, self._link.read_ahead.each), 0, 0
             while count < min(len(rest), BATCH) and (not count or size + self._size(rest[count]) <= most):
                 size += self._size(rest[count])
                 count += 1
@@ -298,7 +298,7 @@ class Reading:
         """Waits until the engine thread has taken what has arrived, if that is much."""
         with self._changed:
             self._full = True
-            self._changed.wait_for(lambda: self._untaken < self._link.ahead.each or self._stopped)
+            self._changed.wait_for(lambda: self._untaken < self._link.read_ahead.each or self._stopped)
             self._full = False
 
     def _opened(self, wanted: Label, name: str, placed: Placed, out: Bytes, keys: Sequence[SealKey]) -> Arrival | None:

@@ -18,7 +18,7 @@ from headstart.tiers.shared.buffers import Buffers
 from headstart.tiers.shared.envelope import SealError, open_note
 from headstart.tiers.shared.keys import OwnerKeys
 from headstart.tiers.shared.pace import StorePace
-from headstart.tiers.shared.reading import AHEAD, Ahead, Link, Reading
+from headstart.tiers.shared.reading import AHEAD, Link, ReadAhead, Reading
 from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.servers import ServerCard
 from headstart.tiers.shared.store import SharedStore, StoreError
@@ -96,10 +96,10 @@ class StoreTier:
         missing = Recent(MISSING, clock, added=listener.not_in_store)
         stored = Recent(STORED, clock, dropped=listener.not_in_store)
         bad = Recent(STORED, clock)
-        ahead = Ahead(min(READERS * AHEAD, room // 4))
-        buffers = Buffers(2 * ahead.each)  # what waits for the engine thread, and a batch on its way
+        read_ahead = ReadAhead(min(READERS * AHEAD, room // 4))
+        buffers = Buffers(2 * read_ahead.each)  # what waits for the engine thread, and a batch on its way
         self._link = Link(
-            *(store, keys, StorePace(), Breaker(), missing, stored, bad, set(), self.counters, clock, buffers, ahead)
+            *(store, keys, StorePace(), Breaker(), missing, stored, bad, set(), self.counters, clock, buffers, read_ahead)
         )
         self._touched = Recent(TOUCHED, clock)
         self._offered: dict[BlockId, Label] = {}  # and not answered yet
