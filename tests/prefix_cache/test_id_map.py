@@ -20,11 +20,11 @@ def key(number: int) -> bytes:
 NUMBERS = st.integers(0, 300)
 
 
-@pytest.fixture(params=[5, id_map.FEW])
+@pytest.fixture(params=[5, id_map.LARGE])
 def few(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The number of values that stand in one dict."""
+    """The number of values of a dict that is divided."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(id_map, "FEW", request.param)
+        patch.setattr(id_map, "LARGE", request.param)
         patch.setattr(id_map, "PIECE", 3)
         yield
 
@@ -50,7 +50,8 @@ def test_it_is_a_dict(changes: list[tuple[bool, int]]) -> None:
     assert dict(found.items()) == known
     for _ in found.clearing():
         pass
-    assert not list(found._different())
+    assert not len(found)
+    assert not list(found)
 
 
 @pytest.mark.usefixtures("few")

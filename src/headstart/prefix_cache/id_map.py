@@ -1,8 +1,9 @@
-"""Id map: values by the ids of entries, which can be walked in pieces while the map changes.
+"""Id map: values by the ids of entries, which grows without a pause and can be walked in pieces while it changes.
 
-A dict cannot: it must be copied as a whole, which takes the interpreter for tens of milliseconds with a million entries. So
-the values are divided by the first byte of their ids, once there are many. An id is a hash, so the parts are about equal. Few
-values stand in one dict: 256 small ones would take 60 bytes more for each of 1,000.
+A dict cannot: it grows as a whole and must be copied as a whole, which takes the interpreter for tens of milliseconds with a
+million entries. So the values stand in several dicts. Each of them has a range of the first bytes of ids, and one that gets
+too large is divided in the middle of its range, as in extendible hashing (Fagin et al., 1979). An id is a hash, so the dicts
+are about equal. There are no more than needed: 256 small ones would take 60 bytes more for each of 1,000 values.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ from headstart.interfaces.tokens import BlockId
 
 HeldT = TypeVar("HeldT")
 
-FEW = 16_384
-"""Most values that stand in one dict. To divide them takes two milliseconds, once."""
+LARGE = 2_560
+"""A dict of more than one first byte is divided when it has so many values. That takes two milliseconds."""
 PIECE = 256
-"""Most values of a piece while there are few."""
+"""Most values of a piece."""
 _FIRSTS = (b"", *(bytes([first]) for first in range(256)))
 
 
 class IdMap(Generic[HeldT]):
     """Values by id."""
 
-    __slots__ = ("_count", "_parts", "_whole")
+    __slots__ = ("_count", "_parts")
 
     def __init__(self) -> None:
         self._count = 0
-        self._whole: dict[BlockId, HeldT] | None = {}  # of all parts, as long as there are few values
-        self._parts: dict[bytes, dict[BlockId, HeldT]] = dict.fromkeys(_FIRSTS, self._whole)
+        whole: dict[BlockId, HeldT] = {}
+        # By first byte. Neighbours may share a dict: those of a range.
+        self._parts = dict.fromkeys(_FIRSTS, whole)
 
     def __len__(self) -> int:
         return self._count
@@ -48,8 +50,8 @@ class IdMap(Generic[HeldT]):
         part = self._parts[key[:1]]
         self._count += key not in part
         part[key] = value
-        if self._count > FEW and self._whole is not None:
-            self._divide(self._whole)
+        if not len(part) % LARGE:  # seldom, also for a dict that is not divided any more
+            self._divide(part, key[0] + 1 if key else 0)
 
     def __delitem__(self, key: BlockId) -> None:
         del self._parts[key[:1]][key]
@@ -67,39 +69,55 @@ class IdMap(Generic[HeldT]):
         return chain.from_iterable(map(dict.items, self._different()))
 
     def pieces(self) -> Iterator[list[HeldT]]:
-        """All values, in pieces: of `PIECE`, or of about a 256th. The map may change between two pieces.
+        """All values, in pieces of at most `PIECE`. The map may change between two pieces.
 
         A value that is there all the time is in exactly one piece. No id is in two, and a piece has only what is there when it
         comes.
         """
-        if self._whole is not None:
-            keys = list(self._whole)
+        at = 0
+        while at < len(_FIRSTS):
+            part = self._parts[_FIRSTS[at]]
+            at = self._end(part, at)  # as the range is now: what comes into it later is not walked
+            keys = list(part)
             for first in range(0, len(keys), PIECE):
                 found = ((key, self._parts[key[:1]]) for key in keys[first : first + PIECE])
-                if piece := [part[key] for key, part in found if key in part]:
+                if piece := [held[key] for key, held in found if key in held]:
                     yield piece
-            return
-        for part in self._parts.values():
-            if part:
-                yield list(part.values())
 
     def clearing(self) -> Iterator[None]:
         """Drops all values, in such pieces. Nobody else uses the map any more."""
-        while self._whole:
-            for _ in range(min(PIECE, len(self._whole))):
-                self._whole.popitem()
-            yield
-        self._whole = None
-        while self._parts:
-            self._parts.popitem()
-            yield
+        for part in self._different():
+            while part:
+                for _ in range(min(PIECE, len(part))):
+                    part.popitem()
+                yield
+        self._count = 0
 
     def _different(self) -> Iterator[dict[BlockId, HeldT]]:
-        return iter(self._parts.values() if self._whole is None else (self._whole,))
+        """Each dict once."""
+        at = 0
+        while at < len(_FIRSTS):
+            part = self._parts[_FIRSTS[at]]
+            at = self._end(part, at)
+            yield part
 
-    def _divide(self, whole: dict[BlockId, HeldT]) -> None:
-        """Gives each first byte a dict of its own."""
-        parts = {first: dict[BlockId, HeldT]() for first in _FIRSTS}
-        for key, value in whole.items():
-            parts[key[:1]][key] = value
-        self._parts, self._whole = parts, None
+    def _end(self, part: dict[BlockId, HeldT], at: int) -> int:
+        """Where the range of first bytes that a dict has ends, if `at` is in it."""
+        while at < len(_FIRSTS) and self._parts[_FIRSTS[at]] is part:
+            at += 1
+        return at
+
+    def _divide(self, part: dict[BlockId, HeldT], at: int) -> None:
+        """Gives a dict's values to two, by the middle of its range, in which `at` is. One of a single byte stays."""
+        first, end = at, self._end(part, at)
+        while first and self._parts[_FIRSTS[first - 1]] is part:
+            first -= 1
+        if end - first == 1:
+            return
+        middle = (first + end) // 2
+        lower: dict[BlockId, HeldT] = {}
+        upper: dict[BlockId, HeldT] = {}
+        self._parts.update(dict.fromkeys(_FIRSTS[first:middle], lower))
+        self._parts.update(dict.fromkeys(_FIRSTS[middle:end], upper))
+        for key, value in part.items():
+            self._parts[key[:1]][key] = value
