@@ -24,6 +24,13 @@ def test_a_model_has_its_names_with_and_without_a_tag() -> None:
     assert models.named("claude-opus-4-1") is None
 
 
+def test_a_name_may_have_its_hub_before_it() -> None:
+    models = OneModel("Own/Tiny-GGUF:Q8_0", ("Own/Tiny-GGUF", "Own/Tiny-GGUF:tiny-Q8_0"), lambda: None)
+    for name in ("hf.co/own/tiny-gguf:latest", "https://huggingface.co/Own/Tiny-GGUF:q8_0", "Own/Tiny-GGUF:tiny-Q8_0.gguf"):
+        assert models.find(name).id == "Own/Tiny-GGUF:Q8_0"
+    assert models.named("hf.co/Own/Other-GGUF") is None
+
+
 def test_a_model_is_described_once_it_is_loaded(tmp_path: Path) -> None:
     loaded: list[Runtime] = []
     models = OneModel(None, ("alias", "/srv/x.gguf"), lambda: loaded[0] if loaded else None)

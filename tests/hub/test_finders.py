@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.hub.finders import hugging_face, in_folder, llama_cpp, lm_studio, ollama
+from headstart.hub.finders import hugging_face, in_folder, llama_cpp, lm_studio, ollama, pulled
 from headstart.hub.record import Fetched, FetchRecord
 from model_folders import COMMIT, cached, folders, hf_files, hf_folder, in_ollama, weights
 
@@ -21,7 +21,7 @@ def test_hugging_faces_cache(tmp_path: Path) -> None:
     assert {name: model.size for name, model in found.items()} == {"o/n:Q4_K_M": 10, "o/n:BF16": 41}
     assert found["o/n:BF16"].paths == tuple(snapshot / name for name in parts)
     assert {model.source for model in found.values()} == {"Hugging Face"}
-    assert found["o/n:Q4_K_M"].names == ("o/n:Q4_K_M", "o/n")
+    assert found["o/n:Q4_K_M"].names == ("o/n:Q4_K_M", "o/n", "o/n:n-Q4_K_M")
 
 
 def test_what_headstart_has_fetched_is_told_from_what_others_have(tmp_path: Path) -> None:
@@ -32,6 +32,20 @@ def test_what_headstart_has_fetched_is_told_from_what_others_have(tmp_path: Path
         "o/n:Q4_0": "headstart",
         "o/n:Q8_0": "Hugging Face",
     }
+
+
+def test_what_headstart_was_asked_to_fetch_is_found_in_the_order_in_which_it_came(tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    record = FetchRecord(places.state, places.hub)
+    for repo, when, own in (("o/late", 2e9, True), ("o/early", 1e9, False), ("o/other", 1e9, None)):
+        blob = (cached(places.hub, repo, {"n-Q8_0.gguf": 10}) / "n-Q8_0.gguf").resolve()
+        os.utime(blob, (when, when))
+        if own is not None:
+            record.add(blob.name, Fetched(repo, "n-Q8_0.gguf", 10, own=own))
+    assert [(model.name, model.source) for model in pulled(places)] == [
+        ("o/early:Q8_0", "Hugging Face"),
+        ("o/late:Q8_0", "headstart"),
+    ]
 
 
 def test_the_main_branch_comes_before_other_commits(tmp_path: Path) -> None:

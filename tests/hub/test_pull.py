@@ -14,11 +14,12 @@ import pytest
 from headstart.errors import HubError, ModelError
 from headstart.hub import pull as pulling
 from headstart.hub.cache import HubCache
+from headstart.hub.finders import hugging_face
 from headstart.hub.folders import Folders
 from headstart.hub.names import find
 from headstart.hub.progress import PullProgress
 from headstart.hub.pull import pull, resolve
-from headstart.hub.remove import partial_models
+from headstart.hub.remove import check_removable, partial_models
 from hub_server import HubRepo, HubServer
 from model_folders import cached, hf_files
 
@@ -176,6 +177,16 @@ def test_large_files_are_asked_for_in_slices(
     assert [request.range for request in hub.contents()] == [
         f"bytes={start}-{min(start + 300_000, SIZE) - 1}" for start in range(0, SIZE, 300_000)
     ]
+
+
+def test_what_another_program_has_fetched_counts_as_asked_for(hub: HubServer, repo: HubRepo, places: Folders) -> None:
+    first = pull(NAME, folders=places, fits=fits)
+    shutil.rmtree(places.state)
+    assert [(model.source, model.pulled) for model in hugging_face(places)] == [("Hugging Face", False)]
+    again = pull(NAME, folders=places, fits=fits)
+    assert (again.path, again.source, again.pulled) == (first.path, "Hugging Face", True)
+    with pytest.raises(ModelError, match="another program has fetched it"):
+        check_removable(again)
 
 
 # ── what is wrong ────────────────────────────────────────────────────────────────────────────────────────────────────

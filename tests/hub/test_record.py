@@ -16,6 +16,16 @@ def test_a_cache_has_a_record_of_its_own(tmp_path: Path) -> None:
     assert FetchRecord(tmp_path / "state", tmp_path / "a").has("o/n", "12")
 
 
+def test_what_another_program_has_fetched_is_noted_and_not_owned(tmp_path: Path) -> None:
+    record = FetchRecord(tmp_path / "state", tmp_path / "a")
+    asked = Fetched("o/n", "n.gguf", 5, own=False)
+    record.add("12", asked)
+    assert record.get("o/n", "12") == asked
+    assert record.get("o/n", "13") is None
+    assert not record.has("o/n", "12")
+    assert record.all() == []
+
+
 def test_what_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
     record = FetchRecord(tmp_path / "state", tmp_path / "a")
     for digest in ("12", "13"):

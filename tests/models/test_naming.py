@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headstart.errors import ConfigError, NotFound
-from headstart.models.naming import ModelNames, NamedModel, aliased, split_name
+from headstart.models.naming import ModelNames, NamedModel, aliased, joined, split_name
 
 QWEN = NamedModel("qwen", "/m/qwen.gguf", 10, ("small", "/m/qwen.gguf"))
 GEMMA = NamedModel("Gemma", "/m/gemma.gguf", 20)
@@ -31,6 +31,23 @@ def test_two_models_need_two_names() -> None:
         ModelNames([QWEN, NamedModel("Qwen", "other.gguf", 1)])
     with pytest.raises(ConfigError, match="alias 'small' means both"):
         ModelNames([QWEN, NamedModel("other", "other.gguf", 1, ("small",))])
+
+
+def test_of_models_that_join_others_the_free_names_count() -> None:
+    late = NamedModel("o/n:Q8_0", "new.gguf", 1, ("o/n", "small", "new.gguf"))
+    later = NamedModel("o/n:Q4_0", "newer.gguf", 1, ("o/n",))
+    taken = NamedModel("GEMMA", "other.gguf", 1)
+    names = ModelNames(joined([QWEN, GEMMA], [late, taken, later]))
+    assert [model.name for model in names.models] == ["qwen", "Gemma", "o/n:Q8_0", "o/n:Q4_0"]
+    assert names.models[2].aliases == ("o/n", "new.gguf")
+    assert names.models[3].aliases == ()
+    assert names.find("small") is QWEN
+
+
+@pytest.mark.parametrize("name", ["o/n", "hf.co/o/n", "https://huggingface.co/o/n:q8_0", "O/N:latest", "hf.co/o/n:new.gguf"])
+def test_a_name_may_have_its_hub_before_it(name: str) -> None:
+    model = NamedModel("o/n:Q8_0", "/m/new.gguf", 1, ("o/n", "o/n:new"))
+    assert ModelNames([QWEN, model]).find(name) is model
 
 
 def test_a_name_wins_over_an_alias() -> None:

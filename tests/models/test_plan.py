@@ -36,8 +36,28 @@ def test_a_model_alone_never_gets_more_than_there_is(total: int, weights: list[i
     assert shares.rest >= 0
     assert all(shares.of_model(size) <= total for size in weights)
     if keep is None:
-        largest = sorted(weights, reverse=True)[: shares.keep]
-        assert shares.keep == 1 or sum(map(shares.of_model, largest)) <= total
+        assert sum(map(shares.of_model, shares.together)) <= total
+
+
+@pytest.mark.parametrize("keep", [None, 2])
+@pytest.mark.parametrize("large", [7 * GIB + GIB // 2, 20 * GIB])
+def test_a_model_that_fits_beside_none_changes_nothing_for_the_others(large: int, keep: int | None) -> None:
+    without, beside = (MemoryShares.of(8 * GIB, weights, keep) for weights in ([GIB, GIB], [GIB, large, GIB]))
+    assert (without, without.of_model(GIB)) == (beside, 4 * GIB)
+    assert beside.holds(large) == (large < 8 * GIB)
+    assert beside.of_model(large) == 8 * GIB
+
+
+def test_as_many_are_kept_of_models_that_came_later_as_of_models_that_were_there() -> None:
+    alone = MemoryShares.of(8 * GIB, [GIB])
+    assert (alone.keep, alone.shared_by([GIB, GIB])) == (1, MemoryShares.of(8 * GIB, [GIB, GIB]))
+    assert alone.shared_by([GIB, GIB]).keep == 2
+    assert MemoryShares.of(8 * GIB, [GIB], 1).shared_by([GIB, GIB]).keep == 1
+
+
+def test_of_two_models_that_do_not_fit_together_each_may_use_everything() -> None:
+    shares = MemoryShares.of(8 * GIB, [7 * GIB, 2 * GIB])
+    assert (shares.keep, shares.of_model(7 * GIB), shares.of_model(2 * GIB)) == (1, 8 * GIB, 8 * GIB)
 
 
 def test_too_little_memory_for_any_model_is_refused() -> None:

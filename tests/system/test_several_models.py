@@ -288,29 +288,68 @@ def test_ps_shows_what_is_loaded(several: tuple[Server, httpx.Client], here: Her
     assert json.loads(here("ps", "--json", "--url", str(http.base_url)).stdout)["keep_loaded"] == 2
 
 
+PULLED = ("Own/Tiny-GGUF", "hf.co/Own/Tiny-GGUF", "Own/Tiny-GGUF:Q8_0", "hf.co/Own/Tiny-GGUF:q8_0", "tiny-Q8_0")
+"""Names of a model that a client has fetched."""
+HELLO = [{"role": "user", "content": "Hello."}]
+
+
 @pytest.mark.slow
-def test_a_model_that_a_client_fetches_is_served_at_once(folder: Path, tmp_path: Path) -> None:
+def test_a_model_that_a_client_fetches_is_served_at_once_and_after_kill_9(folder: Path, tmp_path: Path) -> None:
+    """The server is killed in the middle of the download, and once more when it has served the model."""
+    data = (folder / "windows.gguf").read_bytes()
+    with hub_server() as hub:
+        fresh = {"HF_HOME": str(tmp_path / "hf"), "HEADSTART_STATE_DIR": str(tmp_path / "state"), "HF_TOKEN": ""}
+        hub.repos["Own/Tiny-GGUF"] = HubRepo({"tiny-Q8_0.gguf": data})
+        hub.faults.stall = len(data) * 2 // 5
+        with ollama_server(folder, "--allow-pull", HF_ENDPOINT=hub.url, **fresh) as (server, client):
+            with pytest.raises(ollama.ResponseError, match="is not served here"):
+                client.chat("Own/Tiny-GGUF", HELLO)
+            thread = begun(lambda: [*client.pull("hf.co/Own/Tiny-GGUF", stream=True)])
+            wait_until(lambda: any(path.stat().st_size >= len(data) // 5 for path in tmp_path.rglob("*.incomplete")))
+            server.process.kill()
+            thread.join(30)
+            server.rest()
+        hub.faults.stall = None
+        hub.faults.resume.set()
+        with ollama_server(folder, "--allow-pull", HF_ENDPOINT=hub.url, **fresh) as (server, client):
+            assert [model.model for model in client.list().models] == ["attention:latest"]
+            assert [line.status for line in client.pull("hf.co/Own/Tiny-GGUF", stream=True)][-1] == "success"
+            assert not hub.contents()[-1].range.startswith("bytes=0-")
+            assert "Own/Tiny-GGUF:Q8_0" in [model.model for model in client.list().models]
+            for name in (*PULLED, "attention"):
+                assert client.chat(name, HELLO, options={"num_predict": 2}).done
+            assert client.pull("Own/Tiny-GGUF:Q8_0").status == "success"
+            server.process.kill()
+            server.rest()
+        with ollama_server(folder, "--allow-pull", HF_HUB_OFFLINE="1", **fresh) as (server, client):
+            assert [model.model for model in client.list().models] == ["attention:latest", "Own/Tiny-GGUF:Q8_0"]
+            for name in (*PULLED, "attention"):
+                assert client.chat(name, HELLO, options={"num_predict": 2}).done
+            assert server.end() == 0
+            server.rest()
+
+
+@pytest.mark.slow
+def test_a_server_of_named_models_serves_no_others(folder: Path, tmp_path: Path) -> None:
+    """A caller may fetch one, and is told so."""
     fresh = {"HF_HOME": str(tmp_path / "hf"), "HEADSTART_STATE_DIR": str(tmp_path / "state"), "HF_TOKEN": ""}
-    with hub_server() as hub, ollama_server(folder, HF_ENDPOINT=hub.url, **fresh) as client:
+    with hub_server() as hub, ollama_server(folder, HF_ENDPOINT=hub.url, **fresh) as (server, client):
         hub.repos["Own/Tiny-GGUF"] = HubRepo({"tiny-Q8_0.gguf": (folder / "windows.gguf").read_bytes()})
-        message = [{"role": "user", "content": "Hello."}]
+        *_, hint, last = client.pull("Own/Tiny-GGUF", stream=True)
+        assert (last.status, "--allow-pull" in (hint.status or "")) == ("success", True)
+        assert [model.model for model in client.list().models] == ["attention:latest"]
         with pytest.raises(ollama.ResponseError, match="is not served here"):
-            client.chat("Own/Tiny-GGUF", message)
-        assert [line.status for line in client.pull("hf.co/Own/Tiny-GGUF", stream=True)][-1] == "success"
-        assert "Own/Tiny-GGUF:Q8_0" in [model.model for model in client.list().models]
-        for name in ("Own/Tiny-GGUF", "hf.co/Own/Tiny-GGUF", "tiny-Q8_0", "attention", "Own/Tiny-GGUF:Q8_0"):
-            assert client.chat(name, message, options={"num_predict": 2}).done
-        assert client.pull("Own/Tiny-GGUF:Q8_0").status == "success"
+            client.chat("Own/Tiny-GGUF", HELLO)
+        assert server.end() == 0
+        server.rest()
 
 
 @contextlib.contextmanager
-def ollama_server(folder: Path, **variables: str) -> Iterator[ollama.Client]:
-    """Ollama's client of a server that has one model and keeps one."""
-    with serving(f"attention={folder / 'attention.gguf'}", "--keep-loaded", "1", *OPTIONS, **variables) as server:
-        with ollama.Client(server.address()) as client:
-            yield client
-        assert server.end() == 0
-        server.rest()
+def ollama_server(folder: Path, *options: str, **variables: str) -> Iterator[tuple[Server, ollama.Client]]:
+    """A server that has one model with a name and keeps one, and Ollama's client of it."""
+    models = (f"attention={folder / 'attention.gguf'}", "--keep-loaded", "1", *options)
+    with serving(*models, *OPTIONS, **variables) as server, ollama.Client(server.address()) as client:
+        yield server, client
 
 
 @pytest.mark.slow

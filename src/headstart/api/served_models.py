@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from headstart import model_names
 from headstart.errors import NotFound
+from headstart.hub.reference import parse
 from headstart.interfaces.engine import Sampling
 from headstart.serving.runtime import Runtime
 
@@ -133,8 +134,15 @@ class OneModel:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two names mean the same model. Case and the tag `:latest` are ignored."""
-    return model_names.same(untagged(one), untagged(other))
+    """Whether two names mean the same model. Case is ignored, and what `plain` leaves out."""
+    return model_names.same(plain(one), plain(other))
+
+
+def plain(name: str) -> str:
+    """A name without Ollama's tag `:latest`, without the hub that may stand before it, and without the suffix of a file."""
+    name = untagged(name)
+    reference = parse(name)
+    return name if reference is None else str(reference).removesuffix(".gguf")
 
 
 def meant_for_vendor(name: str) -> bool:

@@ -122,7 +122,9 @@ def serve(
     if operation.no_disk:
         settings = replace(settings, cache_dir=None)
     alias = access.alias or ()
-    found = several_models(settings, several, alias, lambda text: cli_pull.named(text, _pull_log(log_format)))
+    found = several_models(
+        settings, several, alias, lambda text: cli_pull.named(text, _pull_log(log_format)), allow_pull=listen.allow_pull
+    )
     names: tuple[str, ...] = ()
     if found is None:
         settings, names = cli_pull.located(settings, _pull_log(log_format))

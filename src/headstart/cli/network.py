@@ -183,8 +183,8 @@ AllowPull = Annotated[
         "--allow-pull",
         envvar="HEADSTART_ALLOW_PULL",
         rich_help_panel=NETWORK,
-        help="Without keys: let clients on other machines fetch models too (`/api/pull`), which fills the disk. With keys, the "
-        "operator may.",
+        help="Also serve the models that headstart has fetched. Without keys, let clients on other machines fetch models too "
+        "(`/api/pull`), which fills the disk. With keys, the operator may.",
     ),
 ]
 

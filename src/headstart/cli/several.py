@@ -93,12 +93,20 @@ class SeveralOptions:
 
 
 def several_models(
-    settings: Settings, options: SeveralOptions, alias: Sequence[str], fetched: Callable[[str], LocalModel | None]
+    settings: Settings,
+    options: SeveralOptions,
+    alias: Sequence[str],
+    fetched: Callable[[str], LocalModel | None],
+    *,
+    allow_pull: bool = False,
 ) -> SeveralModels | None:
     """The models that a command names; None if it is one without a name, which is served as ever.
 
+    With a folder of models, and where everybody may fetch, the models that headstart has fetched are served too.
+
     Args:
         fetched: the model of a name, fetched if it is not here; None for a path that is here.
+        allow_pull: whether everybody may fetch models.
 
     Raises:
         ConfigError: a model is not there, or the options do not fit together.
@@ -106,26 +114,31 @@ def several_models(
     from headstart.models.naming import split_name
 
     name, _ = split_name(settings.model)
-    if not (options.given or name):
+    if not (options.given or name or (allow_pull and os.name == "posix")):
         return None
     if os.name != "posix":
         raise ConfigError("Several models need Linux or macOS: give one model.")
     from headstart.engines import machine
     from headstart.hub.names import find
-    from headstart.models.naming import aliased
+    from headstart.models.naming import aliased, joined
     from headstart.models.serve import SeveralModels
 
-    named = [split_name(text) for text in _arguments(settings, options)]
-    models = [_named(name, fetched(text) or find(text)) for name, text in named]
+    arguments = [split_name(text) for text in _arguments(settings, options)]
+    models = [_named(name, fetched(text) or find(text)) for name, text in arguments]
+    serves_pulled = allow_pull or options.models_dir is not None
+    pulled = _pulled() if serves_pulled else []
     if options.models_dir is not None:
-        models += _of_folder(options.models_dir, models)
+        models += _of_folder(options.models_dir, models, empty=bool(pulled))
+    files = {Path(model.file).resolve() for model in models}
+    known = aliased([*models, *(model for model in pulled if Path(model.file).resolve() not in files)], alias)
     return SeveralModels(
-        aliased(models, alias),
+        joined(known[: len(models)], known[len(models) :]),
         settings,
         memory=settings.memory or machine.memory(),
         keep=options.keep_loaded,
         idle_unload=options.idle_unload,
         default=options.default_model,
+        serves_pulled=serves_pulled,
     )
 
 
@@ -144,8 +157,16 @@ def _named(name: str, model: LocalModel) -> NamedModel:
     return NamedModel(next(iter(names)), file, model.size, tuple(names)[1:])
 
 
-def _of_folder(folder: Path, before: Sequence[NamedModel]) -> list[NamedModel]:
-    """The models in a folder. One that the command line names already keeps that name."""
+def _pulled() -> list[NamedModel]:
+    """The models that headstart has fetched, by a command or over HTTP."""
+    from headstart.hub.finders import pulled
+    from headstart.hub.folders import Folders
+
+    return [_named("", model) for model in pulled(Folders.of())]
+
+
+def _of_folder(folder: Path, before: Sequence[NamedModel], *, empty: bool) -> list[NamedModel]:
+    """The models in a folder. One that the command line names already keeps that name. `empty`: whether there may be none."""
     from headstart.hub.finders import in_folder
     from headstart.models.naming import NamedModel
 
@@ -164,6 +185,6 @@ def _of_folder(folder: Path, before: Sequence[NamedModel]) -> list[NamedModel]:
         taken.add(name.casefold())
         aliases = tuple(other for other in model_names(str(model.path)) if other != name)
         found.append(NamedModel(name, str(model.path), model.size, aliases))
-    if not found and not before:
+    if not (found or before or empty):
         raise ModelError(f"--models-dir {folder} has no .gguf file, and no folder with config.json and model*.safetensors.")
     return found

@@ -53,7 +53,8 @@ def missing(cache: HubCache, file: WeightFile) -> int:
 def download(
     client: HubClient, repository: Repository, file: WeightFile, cache: HubCache, record: FetchRecord, report: OnProgress
 ) -> None:
-    """Fetches the content of a file, if it is not here. It is noted as headstart's before its first byte is here.
+    """Fetches the content of a file, if it is not here. It is noted as headstart's before its first byte is here. If another
+    program has fetched it, it is noted that headstart was asked to.
 
     Raises:
         HubError: the hub refuses, the connection broke too often, or the content has another hash.
@@ -67,6 +68,8 @@ def download(
             if partial.exists():  # another program has fetched it since, so it is not headstart's
                 partial.unlink()
                 record.forget(repository.repo, file.digest)
+            if record.get(repository.repo, file.digest) is None:
+                record.add(file.digest, Fetched(repository.repo, file.path, file.size, own=False))
             meter.at(file.size)
             return
         record.add(file.digest, Fetched(repository.repo, file.path, file.size))

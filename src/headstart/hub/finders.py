@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from headstart.engines import model_folder
@@ -44,6 +45,11 @@ def repository_models(folders: Folders, repo: str) -> Iterator[LocalModel]:
     return _repository(folders.hub / folder_name(repo), repo, FetchRecord(folders.state, folders.hub))
 
 
+def pulled(folders: Folders) -> list[LocalModel]:
+    """Those that headstart was asked to fetch, in the order in which they came."""
+    return sorted((model for model in hugging_face(folders) if model.pulled), key=lambda model: _mtime(model.paths[0]))
+
+
 def _repository(folder: Path, repo: str, record: FetchRecord) -> Iterator[LocalModel]:
     found: dict[str, tuple[Variant, Path]] = {}
     for snapshot in _snapshots(folder):
@@ -53,8 +59,10 @@ def _repository(folder: Path, repo: str, record: FetchRecord) -> Iterator[LocalM
     for variant, snapshot in found.values():
         paths = tuple(snapshot / file.path for file in variant.files)
         weights = [path for path in paths if variant.form != SAFETENSORS or is_weights(path.name)]
-        own = all(record.has(repo, path.resolve().name) for path in weights)
-        yield _model(repo, variant, everything, paths, "headstart" if own else "Hugging Face")
+        noted = [record.get(repo, path.resolve().name) for path in weights]
+        own = all(one is not None and one.own for one in noted)
+        model = _model(repo, variant, everything, paths, "headstart" if own else "Hugging Face")
+        yield replace(model, pulled=None not in noted)
 
 
 def _snapshots(folder: Path) -> list[Path]:

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from headstart.hub.variants import SAFETENSORS, ModelForm
+from headstart.model_names import model_name
 
 ModelSource = Literal["path", "bundled", "headstart", "Hugging Face", "LM Studio", "llama.cpp", "Ollama"]
 """Who brought a model here. `headstart`: `headstart pull` did, into Hugging Face's cache. `path`: the user named a file."""
+
+_NAMED_BY_FILE = ("headstart", "Hugging Face", "LM Studio")
+"""The sources where files have the names that they have on the hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class LocalModel:
         repo: `OWNER/NAME` on a hub; "" if unknown.
         quantization: as names say it; "" if they do not.
         form: what its files are.
+        pulled: whether headstart was asked to fetch it into Hugging Face's cache, by a command or over HTTP.
     """
 
     name: str
@@ -34,6 +39,7 @@ class LocalModel:
     repo: str = ""
     quantization: str = ""
     form: ModelForm = "gguf"
+    pulled: bool = False
 
     @property
     def path(self) -> Path:
@@ -46,4 +52,5 @@ class LocalModel:
         if self.source == "path":
             return ()
         short = self.name.removesuffix(":latest") if self.source == "Ollama" else self.repo
-        return tuple(dict.fromkeys(name for name in (self.name, short) if name))
+        by_file = f"{self.repo}:{model_name(str(self.path))}" if self.source in _NAMED_BY_FILE and self.form == "gguf" else ""
+        return tuple(dict.fromkeys(name for name in (self.name, short, by_file) if name))

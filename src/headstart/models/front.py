@@ -27,6 +27,7 @@ class ModelsFront(RecordsCalls):
 
     Args:
         seconds: how long the processes may take to end, if no signal has stopped the server.
+        serves_pulled: whether models that callers fetch are served.
         close: called when all processes have ended.
 
     Attributes:
@@ -46,6 +47,7 @@ class ModelsFront(RecordsCalls):
         *,
         seconds: float = 10.0,
         keep_alive: float = 5.0,
+        serves_pulled: bool = False,
         close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.pool = pool
@@ -53,7 +55,7 @@ class ModelsFront(RecordsCalls):
         self.keep_alive = keep_alive
         self.drain = Drain()
         self.metrics = PoolMetrics(pool)
-        self.models: ServedModels = PoolModels(pool)
+        self.models: ServedModels = PoolModels(pool, serves_pulled)
         self.created = int(time.time())
         self._seconds = seconds
         self._close = close
@@ -115,8 +117,9 @@ STATES: dict[Phase, ModelState] = {
 class PoolModels:
     """`ServedModels` of a pool. Of a model that was never loaded only its name and its file are known."""
 
-    def __init__(self, pool: ModelPool) -> None:
+    def __init__(self, pool: ModelPool, serves_pulled: bool) -> None:
         self._pool = pool
+        self._serves_pulled = serves_pulled
         self._begun = time.time()
 
     def all(self) -> Sequence[ServedModel]:
@@ -132,6 +135,8 @@ class PoolModels:
         return self._served(self._pool.names.find(name))
 
     def fetched(self, names: Sequence[str], file: str, size: int) -> bool:
+        if not self._serves_pulled:
+            return False
         name, *aliases = dict.fromkeys(names)
         try:
             self._pool.add(NamedModel(name, file, size, tuple(aliases)))

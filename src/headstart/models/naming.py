@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
-from headstart.api.served_models import meant_for_vendor, untagged
+from headstart.api.served_models import meant_for_vendor, plain
 from headstart.errors import ConfigError, NotFound
 
 SHOWN = 20
@@ -86,8 +86,7 @@ class ModelNames:
         """
         if model.name.casefold() in self._known:
             raise ConfigError(f"The name '{model.name}' is taken.")
-        free = tuple(alias for alias in model.aliases if alias.casefold() not in self._known)
-        return ModelNames([*self.models, replace(model, aliases=free)], self.default.name)
+        return ModelNames(joined(self.models, [model]), self.default.name)
 
     def find(self, name: str | None) -> NamedModel:
         """The model that a request names. No name and names of vendors' models mean the default.
@@ -105,8 +104,8 @@ class ModelNames:
         return found
 
     def named(self, name: str) -> NamedModel | None:
-        """The model with this name or alias; None if there is none. Ollama's tag `:latest` is ignored."""
-        return self._known.get(name.casefold()) or self._known.get(untagged(name).casefold())
+        """The model with this name or alias; None if there is none. What `plain` leaves out of a name is ignored."""
+        return self._known.get(name.casefold()) or self._known.get(plain(name).casefold())
 
     def of_id(self, id: str) -> NamedModel | None:
         """The model that made the response, or the item of one, with this id; None if the id does not say so."""
@@ -124,6 +123,18 @@ class ModelNames:
         names = [f"'{model.name}'" for model in self.models]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         return f"served are {', '.join(names[:SHOWN])}{more}"
+
+
+def joined(models: Iterable[NamedModel], more: Iterable[NamedModel]) -> list[NamedModel]:
+    """These models, and of others those whose names are free, without the aliases that are taken. The first one wins."""
+    found = list(models)
+    taken = {name.casefold() for model in found for name in model.names}
+    for model in more:
+        if model.name.casefold() not in taken:
+            free = tuple(alias for alias in model.aliases if alias.casefold() not in taken)
+            found.append(replace(model, aliases=free))
+            taken |= {name.casefold() for name in found[-1].names}
+    return found
 
 
 def split_name(text: str) -> tuple[str, str]:

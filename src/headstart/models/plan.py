@@ -29,37 +29,49 @@ class MemoryShares:
     Attributes:
         total: bytes for all models.
         keep: most models that are loaded at the same time.
-        rest: bytes of each loaded model beside its weights.
+        rest: bytes of each loaded model beside its weights, at most.
         together: weights of the largest models that may be loaded at the same time; empty if it is one model at a time.
+        wanted: `keep` as the user gave it; None if it follows from the models.
     """
 
     total: int
     keep: int
     rest: int
     together: tuple[int, ...] = ()
+    wanted: int | None = None
 
     @classmethod
-    def of(cls, total: int, weights: Sequence[int], keep: int | None = None) -> MemoryShares:
+    def of(cls, total: int, weights: Sequence[int], wanted: int | None = None) -> MemoryShares:
         """The shares of models with these weights, in bytes. Any `keep` of them fit if the largest do.
+
+        A model that is too large to be loaded, or to be loaded beside another, changes nothing for those that can be.
 
         Raises:
             ConfigError: not even the smallest model fits.
         """
-        largest = sorted(weights, reverse=True)
-        if largest[-1] >= total:
+        largest = sorted((size for size in weights if size < total), reverse=True)
+        if not largest:
             raise ConfigError(
-                f"Too little memory: {show_size(total)} for all models, and the smallest has {show_size(largest[-1])} of "
+                f"Too little memory: {show_size(total)} for all models, and the smallest has {show_size(min(weights))} of "
                 f"weights. Give more {option('memory')}, or use a smaller model."
             )
-        if keep is None:
-            most = min(KEEP, len(largest))
-            fitting = [count for count in range(most, 1, -1) if sum(largest[:count]) + count * LEAST_REST <= total]
-            keep = fitting[0] if fitting else 1
+        beside = 2 * LEAST_REST if wanted is None else 0
+        while len(largest) > 1 and largest[0] + largest[-1] + beside > total:
+            largest.pop(0)
+        most = min(KEEP, len(largest))
+        fitting = (count for count in range(most, 1, -1) if sum(largest[:count]) + count * LEAST_REST <= total)
+        keep = wanted or next(fitting, 1)
         held = largest[: min(keep, len(largest))]
+        if len(held) == 1:
+            return cls(total, keep, total, wanted=wanted)
         left = total - sum(held)
         # If the largest models do not fit together, others still may: memory decides which ones.
         rest = left // len(held) if left >= len(held) * LEAST_REST else min(LEAST_REST, (total - largest[-1]) // len(held))
-        return cls(total, keep, rest, tuple(held) if len(held) > 1 else ())
+        return cls(total, keep, rest, tuple(held), wanted)
+
+    def shared_by(self, weights: Sequence[int]) -> MemoryShares:
+        """The shares of the same memory for other models."""
+        return MemoryShares.of(self.total, weights, self.wanted)
 
     def of_model(self, weights: int) -> int:
         """Bytes that a model with these weights may use."""

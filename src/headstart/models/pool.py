@@ -204,8 +204,8 @@ class ModelPool:
             ConfigError: its name is taken.
         """
         self.names = self.names.added(model)
-        before, weights = self.shares, [one.size for one in self.names.models]
-        self.shares = MemoryShares.of(before.total, weights, before.keep)
+        before = self.shares
+        self.shares = before.shared_by([one.size for one in self.names.models])
         added = self.names.models[-1]
         self._models[added.name] = PooledModel(added, self.shares.of_model(added.size))
         for pooled in self.models:

@@ -35,6 +35,7 @@ class SeveralModels:
         keep: most loaded models; None to choose by the memory.
         idle_unload: seconds without a request after which a model is unloaded; None to keep it.
         default: name of the model of requests that name none; None for the first.
+        serves_pulled: whether models that callers fetch are served too. Those that were fetched before are among `models`.
     """
 
     models: Sequence[NamedModel]
@@ -43,6 +44,7 @@ class SeveralModels:
     keep: int | None = None
     idle_unload: float | None = None
     default: str | None = None
+    serves_pulled: bool = False
 
 
 def serve(several: SeveralModels, network: Network) -> None:
@@ -102,7 +104,6 @@ def front_of(several: SeveralModels, network: Network, keys: Keys) -> ModelsFron
     async def start() -> Backend:
         return await ModelProcess.start(processes)
 
-    pool = ModelPool(
-        names, shares, start=start, setup=setup, queue=several.settings.queue, idle_unload=several.idle_unload
-    )
-    return ModelsFront(pool, policy, seconds=several.settings.drain, close=processes.close)
+    pool = ModelPool(names, shares, start=start, setup=setup, queue=several.settings.queue, idle_unload=several.idle_unload)
+    seconds, pulled = several.settings.drain, several.serves_pulled
+    return ModelsFront(pool, policy, seconds=seconds, serves_pulled=pulled, close=processes.close)

@@ -70,8 +70,9 @@ class Download:
         except ModelError as error:
             raise InvalidRequest(error.with_flags, param="model") from None
         structlog.get_logger("headstart.api").info("model fetched", model=model.name)
-        names = (*model.names, self._name, *model_names(str(model.path)))
-        self._served = self._service.models.fetched(names, str(model.path), model.size)
+        if model.pulled:  # otherwise a server that starts later would not know it
+            names = (*model.names, self._name, *model_names(str(model.path)))
+            self._served = self._service.models.fetched(names, str(model.path), model.size)
 
     async def lines(self) -> AsyncIterator[bytes]:
         """The lines of the answer while the download runs. An error is the last line."""
@@ -90,7 +91,8 @@ class Download:
                 yield NDJSON.frame(line)
             if (error := task.exception()) is None:
                 if not self._served:
-                    yield NDJSON.frame({"status": f"{self._name} is here; `headstart serve {self._name}` serves it"})
+                    serves = f"`headstart serve {self._name}` serves it, and so does this server if it gets --allow-pull"
+                    yield NDJSON.frame({"status": f"{self._name} is here; {serves}"})
                 yield NDJSON.frame(SUCCESS)
             elif isinstance(error, Exception):
                 if not isinstance(error, HeadstartError):

@@ -1,0 +1,86 @@
+"""Which models a command serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headstart.cli.several import SeveralOptions, several_models
+from headstart.config import Settings
+from headstart.errors import ConfigError, ModelError
+from headstart.hub.folders import Folders
+from headstart.hub.record import Fetched, FetchRecord
+from headstart.models.serve import SeveralModels
+from model_folders import cached, weights
+
+OWN, OTHER = "Own/Tiny-GGUF", "Own/Other-GGUF"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with two models in Hugging Face's cache, of which headstart has fetched one."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HEADSTART_STATE_DIR", str(tmp_path / "state"))
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    places = Folders.of()
+    for repo in (OWN, OTHER):
+        blob = (cached(places.hub, repo, {"tiny-Q8_0.gguf": 100}) / "tiny-Q8_0.gguf").resolve()
+        if repo == OWN:
+            FetchRecord(places.state, places.hub).add(blob.name, Fetched(repo, "tiny-Q8_0.gguf", 100))
+    return tmp_path
+
+
+def served(*models: str, alias: tuple[str, ...] = (), allow_pull: bool = False, **options: Path) -> SeveralModels | None:
+    first, *more = models or (Settings().model,)
+    given = SeveralOptions(models=more, **options)
+    return several_models(Settings(model=first, memory=1 << 30), given, alias, lambda text: None, allow_pull=allow_pull)
+
+
+def names(several: SeveralModels | None) -> list[str]:
+    assert several is not None
+    return [model.name for model in several.models]
+
+
+def test_what_was_fetched_is_served_beside_a_folder_and_where_everybody_may_fetch(home: Path) -> None:
+    mine = weights(home / "models" / "mine.gguf")
+    found = served(models_dir=mine.parent)
+    assert names(found) == ["mine", f"{OWN}:Q8_0"]
+    assert found is not None
+    assert found.serves_pulled
+    assert names(served(str(mine), allow_pull=True)) == ["mine", f"{OWN}:Q8_0"]
+    assert names(served(f"a={mine}", allow_pull=True)) == ["a", f"{OWN}:Q8_0"]
+
+
+def test_what_was_fetched_is_not_served_unasked(home: Path) -> None:
+    mine = weights(home / "models" / "mine.gguf")
+    assert served(str(mine)) is None
+    found = served(f"a={mine}")
+    assert names(found) == ["a"]
+    assert found is not None
+    assert not found.serves_pulled
+
+
+def test_a_folder_without_models_is_refused_unless_something_was_fetched(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = home / "empty"
+    empty.mkdir()
+    assert names(served(models_dir=empty)) == [f"{OWN}:Q8_0"]
+    monkeypatch.setenv("HEADSTART_STATE_DIR", str(home / "other-state"))
+    with pytest.raises(ModelError, match="has no"):
+        served(models_dir=empty)
+
+
+def test_a_model_is_served_once_and_the_users_own_names_come_first(home: Path) -> None:
+    mine = weights(home / "models" / "tiny-Q8_0.gguf")
+    found = served(models_dir=mine.parent, alias=(f"{OWN}=tiny-Q8_0", f"quick={OWN}:q8_0"))
+    assert found is not None
+    own, pulled = found.models
+    assert (own.name, own.file) == ("tiny-Q8_0", str(mine))
+    assert OWN in own.aliases
+    assert pulled.name == f"{OWN}:Q8_0"
+    assert "quick" in pulled.aliases
+    assert not {OWN, "tiny-Q8_0"} & {*pulled.aliases}
+    assert names(served(f"a={pulled.file}", allow_pull=True)) == ["a"]
+    with pytest.raises(ConfigError, match="ALIAS=NAME"):
+        served(models_dir=mine.parent, alias=("x=nobody",))
