@@ -27,6 +27,15 @@ LATE_IMPORTS = ("uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvicorn.protocol
 """What a server imports when it starts."""
 
 
+def prepare() -> None:
+    """Does what all processes of models would do first."""
+    for name in LATE_IMPORTS:
+        import_module(name)
+    registry.import_ahead()
+    gc.collect()
+    gc.freeze()
+
+
 def serve(front: socket.socket) -> int:
     """Forks until the front ends. Returns in this process -1, and in each forked one the descriptor of its socket."""
     with selectors.DefaultSelector() as watched:
@@ -65,11 +74,7 @@ def main(descriptor: int) -> None:
     # Python counts the threads of a library for linear algebra, which ends them before a fork.
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork")
     front = socket.socket(fileno=descriptor)
-    for name in LATE_IMPORTS:
-        import_module(name)
-    registry.import_ahead()
-    gc.collect()
-    gc.freeze()
+    prepare()
     model = serve(front)
     front.close()
     if model >= 0:
