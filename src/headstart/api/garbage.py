@@ -27,8 +27,8 @@ LONG = 0.001
 MIDDLE, FULL = 3, 1
 """Passes over new objects before one over the middle generation, and of these before a full one; Python has 10 and 10. A full
 pass then comes every 8,000 new objects."""
-FREEZES = 512
-"""After so many times, all of it is looked at again."""
+FREEZES = 1024
+"""After so many times, all of it is looked at again. So less than one full pass in a thousand takes long."""
 PERIOD = 10.0
 """Seconds between two looks whether the server is idle."""
 
