@@ -103,10 +103,10 @@ from headstart.engines.llama.library import choose
 from headstart.engines.llama import library
 
 tasks = threading.active_count()
-registry.import_ahead()
+registry.import_forkable()
 print("headstart.engines.llama.engine" in sys.modules, "llama_cpp.llama_cpp" in sys.modules, threading.active_count() - tasks)
 tested = library.choose().tested
-registry.begin_ahead()
+registry.preload()
 print(tested, ("llama_cpp.llama_cpp" in sys.modules) is tested)
 """
 

@@ -36,7 +36,7 @@ class EngineRow:
         instead: what to do in place of an option that this engine lacks.
         tokenizer: loads a model's tokenizer and chat template; None if the class does, or nobody.
         forkable: whether a process may import the module and then fork: it starts nothing and loads no library of the engine.
-        ahead: does what every load does first, before it is known which model will be loaded.
+        preload: does what every load does first, before it is known which model will be loaded.
     """
 
     name: str
@@ -50,10 +50,10 @@ class EngineRow:
     instead: Mapping[str, str] = field(default_factory=dict)
     tokenizer: Callable[[EngineOptions], LoadedTokenizer] | None = None
     forkable: bool = False
-    ahead: Callable[[], None] = lambda: None
+    preload: Callable[[], None] = lambda: None
 
 
-def _llama_ahead() -> None:
+def _preload_llama() -> None:
     from headstart.engines.llama.binding import ready_if_tested
 
     ready_if_tested()
@@ -91,7 +91,7 @@ ENGINES = (
         "GGUF files",
         options=frozenset({"threads", "gpu_layers", "kv_type", "lora", "llama_lib"}),
         forkable=True,
-        ahead=_llama_ahead,
+        preload=_preload_llama,
     ),
 )
 """The first engine that takes a model loads it. llama.cpp is last, because it says what is wrong with any path."""
@@ -114,18 +114,18 @@ def load(options: EngineOptions, progress: Callable[[float], None] | None = None
     return engine
 
 
-def import_ahead() -> None:
+def import_forkable() -> None:
     """Imports engines in a process that forks others, as far as they may be imported there."""
     for row in ENGINES:
         if row.forkable:
             import_module(row.module)
 
 
-def begin_ahead() -> None:
+def preload() -> None:
     """Does what every load does first. For a process that waits for its model. Errors are left to the load."""
     for row in ENGINES:
         with suppress(HeadstartError, ImportError, OSError):
-            row.ahead()
+            row.preload()
 
 
 def check(options: EngineOptions) -> None:

@@ -190,7 +190,7 @@ def main(descriptor: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     front = socket.socket(fileno=descriptor)
-    registry.begin_ahead()
+    registry.preload()
     setup = channel.receive_setup(front)
     if setup is not None:
         serve(setup, front)

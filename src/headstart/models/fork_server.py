@@ -31,7 +31,7 @@ def prepare() -> None:
     """Does what all processes of models would do first."""
     for name in LATE_IMPORTS:
         import_module(name)
-    registry.import_ahead()
+    registry.import_forkable()
     gc.collect()
     gc.freeze()
 

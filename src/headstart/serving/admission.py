@@ -134,7 +134,7 @@ class Admission:
         if job.request.params.reuse:
             self._publish_for(job)
         choice = self._choose(job)
-        if hurry is not None and not self._cache.kv_restore.ahead(choice, hurry):
+        if hurry is not None and not self._cache.kv_restore.prefetch(choice, hurry):
             return False
         job.started = self._clock()
         job.sampler = self._engine.sampler(job.sampling(self._engine), job.request.grammar)

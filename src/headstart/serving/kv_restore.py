@@ -53,9 +53,9 @@ class KvRestore:
         self._below = below
         self._usable = usable
 
-    def ahead(self, plan: Plan, seconds: float) -> bool:
+    def prefetch(self, plan: Plan, seconds: float) -> bool:
         """Reads entries of a plan to memory, for about `seconds`. True if nothing is left to read, or memory is full."""
-        return self._prefetch.ahead(self._movable(plan), seconds)
+        return self._prefetch.read(self._movable(plan), seconds)
 
     def restore(self, slot: Slot, chain: Chain, plan: Plan) -> Restored | None:
         """Loads `plan` into `slot`, as far as memory allows. None if an entry is bad; the slot is then empty."""

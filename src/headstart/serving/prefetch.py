@@ -51,7 +51,7 @@ class Prefetch:
         """Whether memory has the best known version of an entry: canonical, if any tier has that."""
         return entry.copies.get(self._memory.name) == entry.canonical
 
-    def ahead(self, plan: Plan, seconds: float) -> bool:
+    def read(self, plan: Plan, seconds: float) -> bool:
         """Reads entries of a plan, for about `seconds`. True if nothing is left to read, or memory is full."""
         missing = [entry for entry in plan.entries if not self.at_hand(entry)]
         self._disk.keep([entry.id for entry in plan.entries])

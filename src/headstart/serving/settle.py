@@ -188,7 +188,7 @@ class Settle:
             return False
         choice = self._admission.choose(shared_prefix, self._mode)
         slot = task.slot = self._slots[choice.slot]
-        if choice.entries and not self._cache.kv_restore.ahead(choice, CALL):
+        if choice.entries and not self._cache.kv_restore.prefetch(choice, CALL):
             return True
         if choice.start < end and choice.keep < len(slot):
             self._cache.kv_save.save(slot, spare=choice.entries)

@@ -110,7 +110,7 @@ class SharedAudit:
         block, start = task.chain.block_size, task.label.start
         before = Chain(task.chain.root, block, task.chain.tokens[: start + 1])  # a plan never loads the last token
         choice = self._admission.choose(before, self._mode)
-        if choice.entries and not self._cache.kv_restore.ahead(choice, CALL):
+        if choice.entries and not self._cache.kv_restore.prefetch(choice, CALL):
             return True
         slot = self._slots[choice.slot]
         if not self._prepared(slot, task, before, choice):
