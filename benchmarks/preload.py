@@ -25,13 +25,13 @@ from headstart.engines.options import EngineOptions
 from headstart.models import fork_server
 ready = sys.argv[2] == "ready"
 if not ready:
-    registry.import_ahead = lambda: None
+    registry.import_forkable = lambda: None
 fork_server.prepare()
 if os.fork():
     os.wait()
 else:
     if ready:
-        registry.begin_ahead()
+        registry.preload()
     engine = registry.load(EngineOptions(sys.argv[1], ctx=2048, slots=1))
     rows = [line.split() for line in open("/proc/self/smaps_rollup")][1:]
     sizes = {row[0].rstrip(":"): int(row[1]) / 1024 for row in rows}
