@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headstart.explain.causes import CAUSES, Cause
 from headstart.explain.diff import difference
-from headstart.explain.explain import CacheView, Explanation, RequestView, alike, compare, nearest
+from headstart.explain.explain import CacheView, Explanation, NotFetched, RequestView, alike, compare, nearest
 from headstart.explain.fingerprint import ConversationFingerprint, ConversationFingerprints
 from headstart.explain.history import NoHistory, RecentHistory
 from headstart.explain.record import Record, key_of
@@ -67,7 +67,8 @@ def test_each_cause_is_told_to_people() -> None:
     for meaning in CAUSES.values():
         assert meaning.what.endswith(".")
         assert str(meaning.hint).endswith(".")
-        assert meaning.reason in ("cold", "fingerprint", "diverged", "evicted", "slower", "derived", "state", "disabled")
+        classes = ("cold", "fingerprint", "diverged", "evicted", "slower", "store", "derived", "state", "disabled")
+        assert meaning.reason in classes
     assert len({meaning.what for meaning in CAUSES.values()}) == len(Cause)
 
 
@@ -197,6 +198,24 @@ def test_what_was_slower_to_restore_than_to_compute_is_told(options: dict[str, A
     assert few is not None
     assert few.cause is not Cause.SLOWER
     assert few.recomputed == missed - 20
+
+
+def test_what_the_shared_store_has_was_not_evicted() -> None:
+    """Fault: what a store did not bring in time was said to be evicted, or to be new."""
+    new = prompt("system", "a question of some length", "an answer of some length")
+    for there, recomputed in ((0, 0), (60, 44), (10_000, len(new) - 1 - 16)):
+        found = explained(new, start=16 if there else 0, not_fetched=NotFetched(Cause.STORE, there))
+        assert found is not None
+        assert (found.cause, found.recomputed) == (Cause.STORE, recomputed)
+    assert explained(new, start=60, not_fetched=NotFetched(Cause.SLOWER, 60)) is None, "all of it came"
+    earlier = remembered(prompt("system", "a question of some length", "an answer of some length"))
+    for rest in (NotFetched(Cause.STORE, 0), NotFetched(Cause.SLOWER, 60)):
+        found = explained(new, earlier, start=16, not_fetched=rest)
+        assert found is not None
+        assert (found.cause, found.recomputed, found.token) == (rest.cause, len(new) - 1 - 16, 16)
+    changed = explained(prompt("another system"), earlier, not_fetched=NotFetched(Cause.STORE, 0))
+    assert changed is not None
+    assert changed.cause is Cause.STORE, "nobody knows what the store has"
 
 
 def test_what_is_there_and_was_computed_is_not_evicted() -> None:

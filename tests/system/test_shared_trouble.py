@@ -16,15 +16,19 @@ from harness import ask, assistant, check, submit, system, user
 from headstart.cli.doctor_shared import examine_shared
 from headstart.config import Settings
 from headstart.errors import Unavailable
+from headstart.explain.causes import Cause
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.quota import owner_of
-from headstart.serving import shared_fetch
+from headstart.serving import late_fetch, shared_fetch
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
+from headstart.tiers.shared import reading
+from headstart.tiers.shared import tier as shared_tier
 from headstart.tiers.shared.data_keys import DataKeys
 from headstart.tiers.shared.expiry import contents, erase
 from headstart.tiers.shared.keys import FleetKeys
 from headstart.tiers.shared.names import parse
+from headstart.tiers.shared.pace import StorePace
 from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.tier import StoreTier
 from headstart.tiers.shared.valkey import ValkeyStore
@@ -53,7 +57,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def start(url: str, key_file: Path, **options: Any) -> Runtime:
     given: dict[str, Any] = {"reuse": "exact", "memory_budget": 1 << 20, **options}
-    shape = {"sliceable": given.pop("sliceable", True), "slots": given.pop("slots", 2), "delay": given.pop("delay", 0.005)}
+    shape = {"sliceable": True, "slots": 2, "delay": 0.005}
+    shape |= {name: given.pop(name) for name in ("sliceable", "slots", "delay", "batch") if name in given}
     settings = Settings(**given, shared=url, shared_key_file=key_file)
     return Runtime(lambda: FakeEngine(ctx=512, block_size=BLOCK_SIZE, **shape), settings)
 
@@ -382,6 +387,121 @@ def test_every_waiter_of_a_stalled_fetch_goes_on(key_file: Path, valkey: ValkeyS
             assert one_of_them.answer().report.prompt
         assert tier(other).counters["fault_stalled"] <= 1
         check(other)
+
+
+def long_chat() -> list[dict[str, Any]]:
+    return [system("You answer in the words of the house, and never in others. " * 6), user(WORDS)]
+
+
+def slow(url: str, key_file: Path, **options: Any) -> Runtime:
+    """A server that computes a block in 0.03 s, so that a long prompt takes more than a second."""
+    return start(url, key_file, **{"delay": 0.03, "batch": BLOCK_SIZE, **options})
+
+
+@pytest.mark.parametrize(
+    ("sliceable", "choices"),
+    [(True, 1), (False, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((True, 3), (False, 1)))],
+    ids=["attention", "hybrid, three choices", "attention, three choices", "hybrid"],
+)
+def test_a_pause_of_the_store_does_not_cost_the_whole_prompt(
+    key_file: Path, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch, sliceable: bool, choices: int
+) -> None:
+    """Fault: after 0.25 s without an answer the store was not asked any more, and the rest of the prompt was computed."""
+    with start(valkey.url, key_file, sliceable=sliceable) as one:
+        first = ask(one, long_chat(), max_tokens=4, keep_logits=True)
+        stored(one)
+    monkeypatch.setattr(reading, "BATCH", 4)
+    get_into, calls = ValkeyStore.get_into, list[int]()
+
+    def pause_at_the_third_batch(self: ValkeyStore, wanted: Any, at: int) -> Any:
+        calls.append(len(wanted))
+        if len(calls) == 3:
+            valkey.hang()
+        return get_into(self, wanted, at)
+
+    with slow(valkey.url, key_file, sliceable=sliceable) as other:
+        monkeypatch.setattr(ValkeyStore, "get_into", pause_at_the_third_batch)
+        pending = submit(other, long_chat(), max_tokens=4, keep_logits=True, choices=choices)
+        until = time.monotonic() + 60
+        while not pending.handle.begun:
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        valkey.go_on()
+        second = pending.answer()
+        report = second.finishes[0].report
+        assert 0 < report.computed < report.prompt // 2, "it has begun to compute, and then it has gone on fetching"
+        assert report.cached + report.computed == report.prompt
+        assert sum(report.tiers.values()) == report.restored
+        assert choices > 1 or report.tiers == {"shared": report.restored}
+        assert first.logits is not None
+        assert second.logits is not None
+        assert second.logits.tobytes() == first.logits.tobytes()
+        assert set(second.texts.values()) == {first.text}
+        stored(other)
+        assert not [entry for entry in other.cache.index if entry.pins]
+        check(other)
+
+
+@pytest.mark.parametrize("sliceable", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["attention", "hybrid"])
+def test_what_another_server_writes_meanwhile_is_not_computed(
+    key_file: Path, valkey: ValkeyServer, patient: None, monkeypatch: pytest.MonkeyPatch, sliceable: bool
+) -> None:
+    """Fault: a conversation moved before its blocks were written, and was computed from its beginning to its end."""
+    monkeypatch.setattr(shared_tier, "MISSING", 0.1)
+    monkeypatch.setattr(late_fetch, "BARRED", 0.1)
+    shape = {"sliceable": sliceable}
+    with start(valkey.url, key_file, **shape) as one, slow(valkey.url, key_file, delay=0.06, **shape) as other:
+        pending = submit(other, long_chat(), max_tokens=4)
+        until = time.monotonic() + 60
+        while not pending.handle.begun:
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        ask(one, long_chat(), max_tokens=4)
+        report = pending.answer().report
+        assert 0 < report.computed < report.prompt * 0.8
+        assert report.cached + report.computed == report.prompt
+        assert report.tiers["shared"] > 0
+        stored(other)
+        check(other)
+
+
+def test_a_request_is_told_why_it_computed_what_the_store_has(
+    key_file: Path, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: it was told that nothing like it was found, or that it had been evicted."""
+    with start(valkey.url, key_file) as one:
+        ask(one, long_chat())
+        stored(one)
+    with start(valkey.url, key_file) as other, monkeypatch.context() as patch:
+        ask(other, [user("Something else entirely, and long enough to measure how fast this server computes.")])
+        patch.setattr(shared_fetch, "STALL", 30.0)
+        patch.setattr(StorePace, "seconds", lambda *_: 1e9)
+        found = ask(other, long_chat()).report.explanation
+        assert found is not None
+        assert (found.cause, found.recomputed) == (Cause.SLOWER, found.recomputed)
+        assert found.recomputed > 300
+    with start(valkey.url, key_file) as other:
+        valkey.hang()
+        found = ask(other, long_chat()).report.explanation
+        valkey.go_on()
+        assert found is not None
+        assert (found.cause, found.recomputed) == (Cause.STORE, 0), "the store has not said what it has"
+    with start(valkey.url, key_file) as other:
+        get_into = ValkeyStore.get_into
+
+        def hang(self: ValkeyStore, wanted: Any, at: int) -> Any:
+            valkey.hang()
+            return get_into(self, wanted, at)
+
+        monkeypatch.setattr(ValkeyStore, "get_into", hang)
+        found = ask(other, long_chat()).report.explanation
+        assert found is not None
+        assert found.cause == Cause.STORE
+        assert found.recomputed > 300
+        tier(other)._link.breaker.trip(tier(other)._link.clock())
+        again = ask(other, [user("Nobody has asked this before, and the store is left alone.")]).report.explanation
+        assert again is not None
+        assert again.cause == Cause.STORE
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────

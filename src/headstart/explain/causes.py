@@ -25,6 +25,7 @@ class Cause(StrEnum):
     REPLY_TOKENS = "reply_tokens_differ"
     EVICTED = "evicted"
     SLOWER = "slower_to_restore"
+    STORE = "store_failed"
     CHECKPOINT = "no_checkpoint"
     DERIVED = "derived"
     SALT = "salt_differs"
@@ -128,6 +129,13 @@ CAUSES: dict[Cause, Meaning] = {
         "It is cached. To restore it would have taken longer than to compute it, by the measured speeds.",
         f"Nothing to do: both speeds are measured all the time. If it happens often, put {option('cache_dir')} on a faster "
         f"disk, or raise {option('memory_budget')}.",
+    ),
+    Cause.STORE: Meaning(
+        "store",
+        "unavailable",
+        "unavailable",
+        "The shared store has it, or may have it. The store failed, or did not answer in time.",
+        f"See the log and headstart doctor {option('shared')}: a store that is dead or hangs is asked again after a while.",
     ),
     Cause.CHECKPOINT: Meaning(
         "state",

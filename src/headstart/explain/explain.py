@@ -90,6 +90,19 @@ class RequestView:
 
 
 @dataclass(frozen=True, slots=True)
+class NotFetched:
+    """That the shared store was not waited for any longer.
+
+    Attributes:
+        cause: why.
+        there: tokens up to which the store said that it has the prompt; 0 if it has not answered.
+    """
+
+    cause: Cause
+    there: int
+
+
+@dataclass(frozen=True, slots=True)
 class CacheView:
     """What the cache contained when a request came.
 
@@ -101,6 +114,7 @@ class CacheView:
         characters: returns the number of characters of some tokens.
         pace: seconds of prefill per token; None if unknown.
         passed_over: tokens from `start` on that are stored, and were computed because to restore them would take longer.
+        not_fetched: why the shared store was not waited for; None if it brought what it has.
     """
 
     start: int
@@ -113,6 +127,7 @@ class CacheView:
     characters: Callable[[Tokens], int]
     pace: float | None = None
     passed_over: int = 0
+    not_fetched: NotFetched | None = None
 
     @property
     def slack(self) -> int:
@@ -173,6 +188,8 @@ def explain(asked: RequestView, records: Sequence[Record], cached: CacheView) ->
     found: list[Explanation] = []
     if near is not None and lost >= cached.slack:
         found += _of_kv(near, cached, lost)
+    if cached.not_fetched is not None:
+        found = _of_store(found, cached.not_fetched, cached, min(length - 1, cached.not_fetched.there) - start)
     if length - max(start, shared) >= SLACK:
         least = cached.slack if shared >= min(SLACK, length) else 0
         other = alike(mine, asked, near, least)
@@ -189,7 +206,8 @@ def explain(asked: RequestView, records: Sequence[Record], cached: CacheView) ->
         return _explained(Explanation(Cause.TEMPLATE, token=start, recomputed=known), cached)
     if start < cached.block_size:
         known = cached.elsewhere()
-        return _explained(Explanation(Cause.FINGERPRINT if known else Cause.FIRST, recomputed=known), cached)
+        unknown = Cause.FIRST if cached.not_fetched is None else cached.not_fetched.cause
+        return _explained(Explanation(Cause.FINGERPRINT if known else unknown, recomputed=known), cached)
     return None
 
 
@@ -236,6 +254,14 @@ def _of_kv(near: Record, cached: CacheView, lost: int) -> list[Explanation]:
         lost -= max(0, cached.known_kv() - start)  # it is still stored
     found = Explanation(Cause.SLOWER, token=cached.start, recomputed=slower), Explanation(cause, token=start, recomputed=lost)
     return [one for one in found if one.recomputed >= cached.slack]
+
+
+def _of_store(found: list[Explanation], rest: NotFetched, cached: CacheView, there: int) -> list[Explanation]:
+    """`found`, where the shared store may have what was evicted here. `there`: tokens after the cached ones that it has."""
+    evicted = sum(one.recomputed for one in found if one.cause is Cause.EVICTED)
+    tokens = max(evicted, there)
+    others = [one for one in found if one.cause is not Cause.EVICTED]
+    return [*others, Explanation(rest.cause, token=cached.start, recomputed=tokens)] if tokens >= cached.slack else others
 
 
 def _of_text(prompt: Prompt, record: Record, cached: CacheView, recent: Sequence[Record] = ()) -> list[Explanation]:

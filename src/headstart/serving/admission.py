@@ -136,7 +136,7 @@ class Admission:
         choice = self._choose(job)
         if hurry is not None and not self._cache.kv_restore.prefetch(choice, hurry):
             return False
-        job.started = self._clock()
+        job.started = job.started or self._clock()
         job.sampler = self._engine.sampler(job.sampling(self._engine), job.request.grammar)
         slot = self._slots[choice.slot]
         branch = 0
@@ -166,10 +166,11 @@ class Admission:
 
     def _with_shared(self, job: Job, restored: Restored) -> dict[str, int]:
         """The restored tokens of each tier. What the shared tier brought for this job was in memory for a moment only."""
-        if not job.pinned.brought:
+        came = job.fetched | job.pinned.brought.keys()
+        if not came:
             return restored.tiers
         start, memory = restored.plan.start, self._cache.memory.name
-        brought = sum(min(one.stop, start) - one.start for one in restored.plan.restore if one.id in job.pinned.brought)
+        brought = sum(min(one.stop, start) - one.start for one in restored.plan.restore if one.id in came)
         return {**restored.tiers, memory: restored.tiers.get(memory, 0) - brought, self._cache.shared.name: brought}
 
     def load(self, chain: Chain, choice: Plan) -> Restored | None:
@@ -256,6 +257,7 @@ class Admission:
             characters=lambda tokens: len(b"".join(map(token_bytes, tokens.tolist())).decode("utf-8", "replace")),
             pace=self.pace.prefill or None,
             passed_over=passed_over,
+            not_fetched=job.not_fetched,
         )
         return self._history.explain(asked, cached)
 

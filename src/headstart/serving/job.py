@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from headstart.explain.explain import Explanation
+from headstart.explain.explain import Explanation, NotFetched
 from headstart.explain.record import Record
 from headstart.interfaces.engine import Engine, Logits, Sampler, Sampling
 from headstart.interfaces.tokens import BlockId, Tokens, as_tokens
@@ -77,13 +77,18 @@ class Job:
         tiers: tokens restored from each tier.
         seen: how many leading tokens of its prompt were used before, and how many prompts continued after them.
         misses: how many restores failed. After a few, the job computes everything.
-        computed: prompt tokens that the engine prefilled for this job.
+        computed: prompt tokens that the engine prefilled for this job, since it has its slot.
+        before: those that it prefilled in a slot that it gave back.
         prefilled: when its first call of prefill began, and when its last one ended.
         points: lengths at which its prefill takes checkpoints.
         protected: those of them that are protected points.
         last_checkpoint: the last checkpoint that was taken during its reply.
         fetch: what is on its way from the shared tier.
+        late: what is on its way from there while it is computed.
+        asks: when it asks there again, and how many seconds after that once more.
         follows: another job whose fetch brings something that this one lacks.
+        fetched: entries that the shared tier has brought for it, before it began to compute.
+        not_fetched: why it did not wait for the shared tier any longer.
         pinned: its entries in memory, while it waits for the shared tier and until it has loaded them.
         token: the last sampled token, which the engine has not computed yet.
     """
@@ -97,6 +102,7 @@ class Job:
     plan: Plan | None = None
     sampler: Sampler | None = None
     computed: int = 0
+    before: int = 0
     prefilled: tuple[float, float] = (0.0, 0.0)
     token: int | None = None
     started: float = 0.0
@@ -112,7 +118,11 @@ class Job:
     tiers: dict[str, int] = field(default_factory=dict)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     fetch: Fetch | None = None
+    late: Fetch | None = None
+    asks: tuple[float, float] = (0.0, 1.0)
     follows: Job | None = None
+    fetched: set[BlockId] = field(default_factory=set)
+    not_fetched: NotFetched | None = None
     pinned: PinnedPrefix = field(default_factory=PinnedPrefix)
 
     def request_traits(self) -> RequestTraits:
@@ -169,18 +179,29 @@ class Job:
         begun, ended = self.prefilled
         return tokens * (ended - begun) / self.computed if self.computed else None
 
+    def give_back(self) -> None:
+        """It leaves its slot before its prompt is computed, to wait in the queue once more."""
+        self.before += self.computed
+        self.computed = 0
+        self.explanation = self.not_fetched = None
+
     def report(self, mode: str, now: float) -> Report:
-        """What the job has computed so far."""
+        """What the job has computed so far. What it finds of its own, after it gave a slot back, is not cached but computed."""
         assert self.plan is not None
-        restored = self.plan.restored
+        own = min(self.before, self.plan.start)
+        live, restored = max(0, self.plan.keep - own), max(0, self.plan.restored - own)
+        tiers = dict(self.tiers)
+        for tier in tiers:  # memory first
+            taken = min(own, tiers[tier])
+            tiers[tier], own = tiers[tier] - taken, own - taken
         return Report(
             prompt=len(self.chain),
-            live=self.plan.keep,
+            live=live,
             restored=restored,
-            computed=self.computed,
+            computed=self.before + self.computed,
             completion=len(self.reply.tokens),
             mode="exact" if mode == "exact" else "fast",
-            tiers={tier: tokens for tier, tokens in self.tiers.items() if tokens},
+            tiers={tier: tokens for tier, tokens in tiers.items() if tokens},
             explanation=self.explanation,
             explained=self.explained,
             queued=self.started - self.arrived,

@@ -34,6 +34,7 @@ from headstart.serving.cache import Cache
 from headstart.serving.engine_thread import EngineThread
 from headstart.serving.expiry import Expiry
 from headstart.serving.job import Job, Ticket, token_logprob
+from headstart.serving.late_fetch import LateFetch
 from headstart.serving.portions import LongWork, Portions
 from headstart.serving.request import Failed, Report, StopReason, TokenLogprob
 from headstart.serving.shared_audit import SharedAudit
@@ -124,6 +125,7 @@ class Scheduler:
         self.shared_fetch = SharedFetch(
             *(engine, cache.store, self._admission, self.shared_audit), stateful=mode.traits.stateful, wake=self.wake
         )
+        self._late_fetch = LateFetch(self.shared_fetch, self._admission, clock)
         self.expiry = Expiry(
             engine, cache, self.slots, prompter, self.settle, self.history, self._admission.empty, self.portions
         )
@@ -260,6 +262,7 @@ class Scheduler:
                 self.cache.store.shared_offer.take_answers()
                 self._drop_cancelled()
                 self.shared_fetch.step()
+                self._fetch_late()
                 self._preload()
                 self.expiry.step()
                 self._answer_calls()
@@ -449,6 +452,20 @@ class Scheduler:
         else:
             self._release(job)
             self.waiting.appendleft(job)
+
+    def _fetch_late(self) -> None:
+        """Takes the slot of a job whose prompt comes from the shared tier after all. Those that wait for it go on waiting."""
+        if (job := self._late_fetch.step(self._running)) is None:
+            return
+        fetch, job.late = job.late, None
+        job.give_back()
+        self._release(job)
+        if fetch is not None:
+            self.shared_fetch.wait(job, fetch)
+            for other in self.waiting:
+                if other.waits_for is not None and other.waits_for[0] is job and not other.parked:
+                    self.shared_fetch.follow(other, job)
+        self.waiting.appendleft(job)
 
     # ── decode ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -658,6 +675,7 @@ class Scheduler:
         if job.sampler is not None:
             job.sampler.close()
             job.sampler = None
+        self._late_fetch.end(job)
         if job.slot is not None:
             job.slot.dirty |= not job.slot.kept  # while it was busy, its end was not saved
             job.slot.busy = False

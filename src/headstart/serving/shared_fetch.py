@@ -1,13 +1,17 @@
 """Shared fetch: a request waits, without a slot, while the rest of its prompt arrives from the shared tier. Others run.
 
 It stops waiting when everything has arrived, after a short time without progress (`STALL`), or when memory is full. Then it
-computes from what has arrived. While it waits, what it has in memory is pinned. Used from the engine thread only.
+computes from what has arrived (and `late_fetch` goes on asking). While it waits, what it has in memory is pinned. Used from the
+engine thread only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
+from headstart.explain.causes import Cause
+from headstart.explain.explain import NotFetched
 from headstart.interfaces.engine import Engine
 from headstart.interfaces.tier import STATE
 from headstart.interfaces.tokens import BlockId, as_tokens
@@ -20,13 +24,14 @@ from headstart.serving.kv_store import KvStore
 from headstart.serving.landing import Copier, Landing
 from headstart.serving.pinned_prefix import PinnedPrefix
 from headstart.serving.shared_audit import SharedAudit
-from headstart.tiers.shared_tier import Arrival, Fetch, FetchRequest
+from headstart.tiers.shared_tier import Arrival, Fetch, FetchRequest, Unfetched
 
 STALL = 0.25
 """Seconds without progress after which a request no longer waits."""
 SHARE = 0.5
 """Share of the memory budget up to which several requests may have pinned entries. Beyond it they take turns: each needs its
 whole prompt in memory, and soon frees it again."""
+CAUSES: Final[dict[Unfetched, Cause]] = {"failed": Cause.STORE, "slow": Cause.SLOWER}
 
 
 class SharedFetch:
@@ -65,20 +70,38 @@ class SharedFetch:
 
     def begin(self, job: Job) -> None:
         """Asks for what the job's prompt lacks. The job is then `parked`, unless the tier is off or has nothing for it."""
-        if not (self._tier.on and self._movable and job.request.params.reuse):
+        if not self.serves(job):
             return
+        if (other := self.bringing(job)) is not None:
+            self.follow(job, other)
+            return
+        wanted = self.wanted(job.chain)
+        fetch = None if wanted is None else self.fetch(wanted)
+        if fetch is not None:
+            self.wait(job, fetch)
+        elif wanted is not None and self._tier.fetching(0) is None:
+            job.not_fetched = NotFetched(Cause.STORE, 0)
+
+    def serves(self, job: Job) -> bool:
+        """Whether the tier may have something for a job."""
+        return self._tier.on and self._movable and job.request.params.reuse
+
+    def bringing(self, job: Job) -> Job | None:
+        """Another job that fetches what this one lacks first."""
         others = [other for other in self._waiting if other.fetch is not None and other.root == job.root]
         lacking = self._first_lacking(job) if others else None
-        for other in others:
-            if lacking in other.chain.ids:
-                job.follows = other
-                self._waiting.append(job)
-                return
-        wanted = self.wanted(job.chain)
-        job.fetch = None if wanted is None else self.fetch(wanted)
-        if job.fetch is not None:
-            self._waiting.append(job)
-            self._pin_here(job)
+        return next((other for other in others if lacking in other.chain.ids), None)
+
+    def wait(self, job: Job, fetch: Fetch) -> None:
+        """Parks a job until this has arrived."""
+        job.fetch = fetch
+        self._waiting.append(job)
+        self._pin_here(job)
+
+    def follow(self, job: Job, other: Job) -> None:
+        """Parks a job that lacks what another one fetches."""
+        job.follows = other
+        self._waiting.append(job)
 
     def step(self) -> None:
         """Takes in what has arrived, and lets jobs go on that need not wait any longer."""
@@ -139,6 +162,9 @@ class SharedFetch:
 
     def _go_on(self, job: Job) -> None:
         self.land(job.chain, job.pinned, wait=True)
+        fetch = job.fetch if job.follows is None else job.follows.fetch
+        if fetch is not None and fetch.unfetched is not None:
+            job.not_fetched = NotFetched(CAUSES[fetch.unfetched], fetch.there)
         job.fetch = job.follows = None
         self._waiting.remove(job)
 
@@ -149,6 +175,7 @@ class SharedFetch:
                 job.fetch.stop()
             if job in self._waiting:
                 self._go_on(job)
+            job.fetched.update(job.pinned.brought)
             self.free(job.pinned)
 
     # ── for prefixes that no job waits for too (`shared_preload`) ────────────────────────────────────────────────────

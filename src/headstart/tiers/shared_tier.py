@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from headstart.interfaces.tier import KV, STATE, EntryKind
 from headstart.interfaces.tokens import BlockId, Bytes
@@ -76,15 +76,32 @@ class Arrival:
     free: Callable[[], None] = _keep
 
 
+Unfetched = Literal["failed", "slow"]
+"""Why the rest of a prompt was not fetched: the store failed, or gave no answer in time; fetching would have taken longer than
+computing."""
+
+
 class Fetch(Protocol):
     """Objects on their way to one request. For the engine thread.
 
     Attributes:
         progress: when something arrived last from the store, by the tier's clock.
+        there: tokens of the prompt up to which the store has it, as far as it has answered.
+        unfetched: why not all of these will arrive, or why the store was not asked; None if they all do, or are missing or bad.
     """
 
     @property
     def progress(self) -> float: ...
+
+    @property
+    def there(self) -> int: ...
+
+    @property
+    def unfetched(self) -> Unfetched | None: ...
+
+    @property
+    def arrived(self) -> bool:
+        """Whether something waits to be taken."""
 
     @property
     def over(self) -> bool:

@@ -33,7 +33,8 @@ class StorePace:
         """Fetching and checking `size` bytes took so long."""
         if size >= SMALL:
             with self._lock:
-                self._bandwidth = KEEP * self._bandwidth + (1 - KEEP) * size / max(seconds - self._round_trip, 1e-6)
+                moving = max(seconds - self._round_trip, seconds / 2, 1e-6)  # a round trip may be longer than a batch
+                self._bandwidth = KEEP * self._bandwidth + (1 - KEEP) * size / moving
 
     def seconds(self, size: int) -> float:
         """Expected seconds to fetch `size` bytes."""

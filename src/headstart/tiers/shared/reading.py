@@ -29,7 +29,7 @@ from headstart.tiers.shared.names import KIND_OF
 from headstart.tiers.shared.pace import StorePace
 from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.store import Placed, SharedStore, StoreError
-from headstart.tiers.shared_tier import Arrival, FetchRequest
+from headstart.tiers.shared_tier import Arrival, FetchRequest, Unfetched
 
 log = logging.getLogger("headstart.shared")
 
@@ -117,12 +117,18 @@ class Reading:
         self._bad: Label | None = None
         self._begun = self._over = self._stopped = self._full = False
         self._checked = 0  # objects
+        self.there = 0
+        self.unfetched: Unfetched | None = None
         self._seen, self._moved = (link.store.received, 0), link.clock()
         self._made = self._moved
 
     @property
     def over(self) -> bool:
         return self._over and not self._arrived
+
+    @property
+    def arrived(self) -> bool:
+        return bool(self._arrived)
 
     @property
     def progress(self) -> float:
@@ -146,6 +152,8 @@ class Reading:
         with self._changed:
             self._stopped = True
             self._changed.notify()
+        if stalled and not self._over:
+            self.unfetched = "failed"
         if stalled and self._begun and not self._over:
             self._link.failed("stalled", "no answer in time")
 
@@ -169,8 +177,10 @@ class Reading:
             if self._bad is not None:  # what follows may be bad too: all of it is replaced by what this server computes
                 self._distrust(goal[goal.index(self._bad) :])
         except StoreError as error:
+            self.unfetched = "failed"
             self._link.failed(error.reason, error)
         except Exception:
+            self.unfetched = "failed"
             log.exception("an internal error while reading from the shared store")
         finally:
             self._over = True
@@ -191,11 +201,17 @@ class Reading:
             end = self._last_state(end)
             first = [label for label in (wanted.label(end - 1, STATE),) if label.key not in wanted.here] if end else []
         goal = first + [label for label in map(wanted.label, range(wanted.blocks.start, end)) if label.key not in wanted.here]
+        if goal:
+            self.there = end * wanted.chain.block_size
         tokens = (end - wanted.blocks.start) * wanted.chain.block_size
         if goal and not self._pays(goal, tokens):
-            self._link.counters["skipped_slow"] += 1
+            self._skip_slow()
             return []
         return goal
+
+    def _skip_slow(self) -> None:
+        self.unfetched = "slow"
+        self._link.counters["skipped_slow"] += 1
 
     def _depth(self) -> int:
         """The number of the first block that is neither here nor in the store."""
@@ -255,7 +271,7 @@ class Reading:
             rest = goal[at:]
             tokens = sum(len(label.tokens) for label in rest if label.kind == KV)
             if at and tokens and not self._pays(rest, tokens):
-                self._link.counters["skipped_slow"] += 1
+                self._skip_slow()
                 return
             most, count, size = min(BATCH_SECONDS * self._link.pace.bandwidth, self._link.read_ahead.each), 0, 0
             while count < min(len(rest), BATCH) and (not count or size + self._size(rest[count]) <= most):
