@@ -122,6 +122,16 @@ def test_a_fetch_is_over_before_the_slot() -> None:
     assert other.first_token == pytest.approx(2.0)
 
 
+def test_what_was_evicted_while_it_waited_is_fetched_once_more() -> None:
+    """Fault: it was computed, though the shared tier has it. The replica asks again (`serving.late_fetch`)."""
+    shared = BlockLru(100)
+    shared.use([2, 4, 6, 8])
+    served = replica(shared=shared, slots=1, memory=500)
+    _, _, waited = run(served, job(0, 20, reply=100), job(1, 31, 32, 33, 34, 35, arrived=1.0), job(2, 1, 2, 3, 4, arrived=2.0))
+    assert waited.first_token > 10.0, "it waited for a slot, and another prompt filled the memory"
+    assert (waited.computed, waited.fetched) == (100, 800)
+
+
 def test_what_is_computed_faster_is_not_fetched() -> None:
     shared = BlockLru(100)
     shared.use([2])

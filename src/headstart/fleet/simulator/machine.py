@@ -4,8 +4,8 @@ What is modelled: a replica has slots. Of the prompts in slots the one with the 
 slot.
 While replies run, each prefill call is followed by a step of decoding, so prefill and decoding slow each other down. A prompt
 waits for another one that computes its prefix. Blocks are kept in memory and on disk, the least recently used ones go first.
-Fetches from the shared tier share one connection a replica, and are over before the request waits for a slot. A router sees the
-reports of replicas late.
+Fetches from the shared tier share one connection a replica, and are over before the request waits for a slot. What is evicted
+while it waits is fetched once more. A router sees the reports of replicas late.
 
 What is not: settling, checkpoints of models with state, blocks of replies, cancelled requests, faults. A trace has no blocks of
 replies, so the tokens of a reply count as computed when they return in a prompt.

@@ -142,20 +142,25 @@ class Replica:
         """A request has come. It first fetches what only the shared tier has, if that is faster than computing it."""
         self.ongoing += 1
         self._changes.arrived.append(str(job.number))
+        own = self._local(job)
+        job.left = self._curve.seconds(own * self._block_size, job.chain.tokens)
+        if not self._fetch(job, own):
+            self._waiting.append(job)
+
+    def _fetch(self, job: SimulatedRequest, own: int) -> bool:
+        """Begins to fetch what follows the first `own` blocks. False if there is nothing, or computing it is faster."""
         keys, size, speed = job.chain.keys, self._block_size, self._machine.speed
-        own, tokens = self._local(job), job.chain.tokens
         whole = own + self._beyond(keys, own)
         missing = sum(1 for key in keys[own:whole] if not self._here(key))
         wait = max(0.0, self._connected - self._now)
         seconds = speed.round_trip + missing * size * (speed.fetch or 0.0)
-        if whole > own and wait + seconds < self._curve.seconds(own * size, whole * size):
-            self._connected = self._now + wait + seconds
-            job.fetched = missing * size
-            job.left = self._curve.seconds(whole * size, tokens)
-            heapq.heappush(self._fetches, (self._connected, job.number, job, whole))
-        else:
-            job.left = self._curve.seconds(own * size, tokens)
-            self._waiting.append(job)
+        if whole == own or wait + seconds >= self._curve.seconds(own * size, whole * size):
+            return False
+        self._connected = self._now + wait + seconds
+        job.fetched += missing * size
+        job.left = self._curve.seconds(whole * size, job.chain.tokens)
+        heapq.heappush(self._fetches, (self._connected, job.number, job, whole))
+        return True
 
     def _beyond(self, keys: list[BlockKey], start: int) -> int:
         """The number of blocks from number `start` on that could be fetched, or are here."""
@@ -213,7 +218,8 @@ class Replica:
                     job.lent = max(job.lent, shared)
             if not any(self._computing(job)):
                 self._waiting.remove(job)
-                self._start(job)
+                if not self._fetch(job, self._local(job)):  # what was evicted while it waited is fetched once more
+                    self._start(job)
 
     def _start(self, job: SimulatedRequest) -> None:
         keys, size, speed = job.chain.keys, self._block_size, self._machine.speed
