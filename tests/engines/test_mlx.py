@@ -20,9 +20,11 @@ from effort import SLOW
 from headstart.config import Settings
 from headstart.engines import registry
 from headstart.engines.mlx import MlxEngine
+from headstart.engines.mlx import padded as padding
 from headstart.engines.mlx.ahead import StepAhead
 from headstart.engines.mlx.batch import PerSlot, SlotsKV
-from headstart.engines.mlx.layers import Form, Plane, Ring, view
+from headstart.engines.mlx.layers import STEP, Form, Plane, Ring, kv_leaves, view
+from headstart.engines.mlx.padded import PaddedKV, worthwhile
 from headstart.engines.options import EngineOptions
 from headstart.engines.proof import ordinary_tokens
 from headstart.errors import ConfigError, EngineError, ModelError
@@ -236,6 +238,94 @@ def test_a_step_built_ahead_changes_no_bit(kind: str, filled: Filled, monkeypatc
     monkeypatch.setattr(StepAhead, "undo", lambda step: None)
     with pytest.raises((AssertionError, EngineError)):  # the test can fail
         assert interrupted(engine) == due
+
+
+def exported(engine: MlxEngine, slot: int) -> bytes:
+    kv = np.empty(engine.length(slot) * engine.shape.kv_bytes_per_token, np.uint8)
+    engine.export_kv(slot, [Span(0, engine.length(slot), kv)])
+    return kv.tobytes()
+
+
+def test_short_slots_are_padded_together(filled: Filled) -> None:
+    """While the same ones are decoded. Each has its tokens when another call wants one of them."""
+    engine = filled("llama", 4)
+    replies(engine, [(0, 1, 2, 3)] * 3, together=True)
+    assert list(engine._padded) == [(0, 1, 2, 3)]
+    assert [next(kv_leaves(held.caches)).offset for held in engine._slots] == [200, 64, 7, 130]
+    replies(engine, [(2,)], together=True)
+    assert not engine._padded
+    assert [engine.length(slot) for slot in range(4)] == [203, 67, 11, 133]
+    replies(engine, [(0, 1), (2, 3)], together=True)  # two batches at a time
+    assert list(engine._padded) == [(0, 1), (2, 3)]
+    replies(engine, [(1, 2)], together=True)
+    assert list(engine._padded) == [(1, 2)]
+    engine.truncate(1, 3)
+    assert not engine._padded
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kv_bytes", "padded"),
+    [
+        ((60, 64, 58, 70), 50_000, True),
+        ((2_000, 2_000, 2_000, 2_000), 50_000, False),  # 400 MB
+        ((300, 300), 50_000, True),
+        ((300, 20, 20, 20), 1_000, False),  # 840 tokens are padding, and 360 are not
+        ((64,), 1_000, False),
+        ((64, 64), 0, False),  # states alone
+    ],
+)
+def test_long_and_unlike_slots_are_not_padded(lengths: tuple[int, ...], kv_bytes: int, padded: bool) -> None:
+    assert worthwhile(lengths, kv_bytes) == padded
+
+
+def test_a_batch_that_grows_too_large_is_padded_no_more(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = filled("llama", 2)
+    monkeypatch.setattr(padding, "MOST_BYTES", 2 * (200 + STEP + 3) * engine.shape.kv_bytes_per_token)
+    seen = []
+    for _ in range(6):
+        replies(engine, [(0, 1)], together=True)
+        seen.append(bool(engine._padded))
+    assert seen == [True] * 4 + [False] * 2
+    assert engine.length(0) == 206
+
+
+def test_what_is_proved_of_decoding_is_never_padded(folders: Path) -> None:
+    """The proof of `decode_is_prefill` does not see padded batches."""
+    engine = MlxEngine.load(EngineOptions(str(tiny_hf.named(folders, "llama")), ctx=512, slots=2))
+    assert engine.traits.decode_is_prefill
+    for slot in range(2):
+        engine.prefill(slot, ordinary_tokens(engine.tokenizer, 20), logits=False)
+    replies(engine, [(0, 1)] * 2, together=True)
+    assert not engine._padded
+    engine.close()
+
+
+def test_a_failed_step_leaves_the_other_slots_whole(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    due, engine = filled("llama", 3), filled("llama", 3)
+    for one in (due, engine):
+        replies(one, [(0, 1)] * 3, together=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(llama.Model, "__call__", lambda *given, **options: mx.zeros((1, 1))[5, 5])
+        patch.setattr(MlxEngine, "_part", lambda *given: (_ for _ in ()).throw(RuntimeError("no memory")))
+        with pytest.raises(EngineError, match="mlx could not compute"):
+            engine.decode([Step(1, 5), Step(2, 5)])
+    assert [engine.length(slot) for slot in (2, 1, 0)] == [0, 0, 203]
+    assert exported(engine, 0) == exported(due, 0)
+
+
+def test_a_padded_batch_that_mixes_slots_is_found_at_load(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back = PaddedKV.give_back
+
+    def mixed(batch: PaddedKV, most: int, form: Form) -> None:
+        batch._slots.reverse()
+        give_back(batch, most, form)
+        batch._slots.reverse()
+
+    monkeypatch.setattr(PaddedKV, "give_back", mixed)
+    engine = filled("llama", 2)
+    assert "batches are not padded: a padded batch of two gave other logits" in engine.traits.notes
+    replies(engine, [(0, 1)] * 2, together=True)
+    assert not engine._padded
 
 
 def test_a_model_that_looks_at_its_tokens_is_found_at_load(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
     layers   the cache of each layer: KV by token, or state
     head     logits of a call's last token only
-    batch    one step of several slots, without padding
+    batch    one step of several slots
+    padded   the KV of short slots as one array, while they are decoded together
     ahead    a step's graph, built while the last step is computed
     load     model, sizes and identity
     engine   the contract

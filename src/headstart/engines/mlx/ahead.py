@@ -18,7 +18,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import ArraysCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, BatchKVCache, RotatingKVCache
 
 from headstart.engines.mlx.batch import filled, like
 from headstart.engines.mlx.layers import contents, leaves
@@ -32,11 +32,12 @@ class StepAhead:
 
     Args:
         build: appends the tokens of an int32 array, (slots, 1), to the caches.
-        caches: of all slots.
+        caches: all that it appends to, without lists.
+        slots: how many there are.
     """
 
     def __init__(self, build: Callable[[Any], Graph], caches: Sequence[Any], slots: int) -> None:
-        self._held = [(leaf, _content(leaf)) for leaf in leaves(caches)]
+        self._held = [(leaf, _content(leaf)) for leaf in caches]
         # Not `mx.zeros`, which the device would compute after what it is doing.
         tokens = mx.array([[0]] * slots, mx.int32)
         self._tokens = np.array(tokens, copy=False)
@@ -59,7 +60,7 @@ def _content(leaf: Any) -> Any:
     """What a cache holds. mlx changes an array object where a part of it is assigned, so these are objects of their own."""
     if isinstance(leaf, ArraysCache):
         return list(leaf.cache)
-    if isinstance(leaf, RotatingKVCache):
+    if isinstance(leaf, RotatingKVCache | BatchKVCache):
         return [copy.copy(part) for part in leaf.state]
     return copy.copy(leaf.keys), copy.copy(leaf.values), leaf.offset
 
@@ -67,7 +68,7 @@ def _content(leaf: Any) -> Any:
 def _put(leaf: Any, content: Any) -> None:
     if isinstance(leaf, ArraysCache):
         leaf.cache = content
-    elif isinstance(leaf, RotatingKVCache):
+    elif isinstance(leaf, RotatingKVCache | BatchKVCache):
         leaf.state = content
     else:
         leaf.keys, leaf.values, leaf.offset = content
@@ -79,7 +80,7 @@ def trial(model: Callable[..., Any], fresh: Callable[[], list[Any]]) -> str:
         due, found = (filled(model, fresh(), _HELD) for _ in range(2))
         for token in _TRIED:
             for last in (False, True):
-                step = StepAhead(lambda tokens: (model(tokens, cache=found)[:, -1], contents(found)), found, 1)
+                step = StepAhead(lambda tokens: (model(tokens, cache=found)[:, -1], contents(found)), list(leaves(found)), 1)
                 if not last:
                     step.undo()
             if not like(step.start([token])[0], model(mx.array([[token]]), cache=due)[0, -1]):

@@ -1,8 +1,8 @@
-"""Batched decoding: one token of each of several slots in one call of the model, without padding.
+"""Batched decoding: one token of each of several slots in one call of the model.
 
 Projections, experts and the head see all tokens at once. Attention is computed slot by slot, on the slot's own keys and values,
-so nothing is copied when a slot joins or leaves. States of recurrent and convolution layers are stacked. A stack is kept as
-long as the same slots are decoded together.
+so nothing is copied when a slot joins or leaves. Short slots are padded instead (`padded`). States of recurrent and convolution
+layers are stacked. A stack is kept as long as the same slots are decoded together.
 
 Models call one function of mlx-lm for their attention, `scaled_dot_product_attention`. Each module has it under a name of its
 own, where `open_attention` puts another. Models that compute attention in another way are found by a trial, and their slots are
@@ -18,7 +18,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import base
-from mlx_lm.models.cache import ArraysCache, CacheList
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 
 _NAME = "scaled_dot_product_attention"
 _MODELS = "mlx_lm.models."
@@ -78,7 +78,12 @@ class Stacks:
 
 
 def decode(
-    model: Callable[..., Any], slots: Sequence[Sequence[Any]], lengths: Sequence[int], tokens: Any, stacks: Stacks
+    model: Callable[..., Any],
+    slots: Sequence[Sequence[Any]],
+    lengths: Sequence[int],
+    tokens: Any,
+    stacks: Stacks,
+    padded: Sequence[Any] = (),
 ) -> tuple[Any, list[Any]]:
     """Appends one token to each slot. Nothing is computed yet.
 
@@ -87,6 +92,7 @@ def decode(
         lengths: tokens that each slot holds, at least one.
         tokens: int32, (slots, 1).
         stacks: from the last call, or new.
+        padded: caches with the KV of all slots, one for each layer that has KV by token, in place of the slots' own; or none.
 
     Returns:
         Logits, (slots, vocabulary), and what must be computed beside them.
@@ -94,10 +100,13 @@ def decode(
     before = mx.array(list(lengths), mx.int32)
     after = before + 1
     stacked: list[tuple[Any, Sequence[Any]]] = []
+    joint = iter(padded)
 
     def layer(parts: Sequence[Any]) -> Any:
         if isinstance(parts[0], CacheList):
             return CacheList(*(layer(leaves) for leaves in zip(*(part.caches for part in parts), strict=True)))
+        if padded and isinstance(parts[0], KVCache):
+            return next(joint)
         if not isinstance(parts[0], ArraysCache):
             return SlotsKV(parts, before, after)
         joined = ArraysCache(len(parts[0].cache))

@@ -1,7 +1,7 @@
 """The MLX engine: mlx-lm's models with caches of headstart's.
 
 A slot is a list of mlx-lm caches, one a layer. Prefill computes one slot, so neighbours never change its bits. Several slots
-are decoded in one call, without padding, and the next call is built meanwhile. KV goes in and out through numpy: no buffer for
+are decoded in one call, and the next call is built meanwhile. KV goes in and out through numpy: no buffer for
 transfers is needed, and one block costs one block.
 """
 
@@ -18,16 +18,28 @@ from typing import Any, BinaryIO
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+from mlx_lm.models.cache import KVCache
 
 from headstart.engines import machine, model_folder
 from headstart.engines.constraint import Grammars
 from headstart.engines.digest import digests
 from headstart.engines.hf_tokenizer import HFTokenizer
-from headstart.engines.mlx import ahead, batch
+from headstart.engines.mlx import ahead, batch, padded
 from headstart.engines.mlx import load as mlx_load
 from headstart.engines.mlx.ahead import Graph, StepAhead
 from headstart.engines.mlx.head import only_last
-from headstart.engines.mlx.layers import STEP, Form, UnknownCache, compact, contents, emptied, reserve, set_length
+from headstart.engines.mlx.layers import (
+    STEP,
+    Form,
+    UnknownCache,
+    compact,
+    contents,
+    emptied,
+    leaves,
+    reserve,
+    set_length,
+)
+from headstart.engines.mlx.padded import PaddedKV
 from headstart.engines.numpy_sampler import NumpySampler
 from headstart.engines.options import EngineOptions
 from headstart.engines.proof import most_tokens, ordinary_tokens
@@ -79,12 +91,14 @@ class _Probed:
         form: how they are laid out; None if that is not known.
         unmovable: why it is not.
         alone: why slots cannot be decoded in batches; "" if they can.
+        ragged: why batches cannot be padded; "" if they can.
         late: why no step can be built ahead; "" if it can.
     """
 
     form: Form | None
     unmovable: str
     alone: str
+    ragged: str
     late: str
 
     @classmethod
@@ -105,8 +119,9 @@ class _Probed:
         except Exception as error:  # mlx raises many kinds
             raise ModelError(f"mlx cannot compute with '{folder}' ({error}); choose another model.") from error
         batch.open_attention()
-        late = ahead.trial(model, fresh) if form is not None else unmovable
-        return cls(form, unmovable, batch.trial(model, fresh), late)
+        if form is None:
+            return cls(form, unmovable, batch.trial(model, fresh), unmovable, unmovable)
+        return cls(form, "", batch.trial(model, fresh), padded.trial(model, fresh, form), ahead.trial(model, fresh))
 
 
 class MlxEngine(Engine):
@@ -123,7 +138,9 @@ class MlxEngine(Engine):
         self._form = form
         self._together = not probed.alone
         self._builds_ahead = not probed.late
+        self._pads = False  # while the proof looks at decoding
         self._stacks = batch.Stacks()
+        self._padded: dict[tuple[int, ...], PaddedKV] = {}  # by slots; a slot is in one at most
         self._ahead: dict[tuple[int, ...], StepAhead] = {}  # by slots; a slot is in one at most
         self.tokenizer = tokenizer
         self._grammars = Grammars(tokenizer)
@@ -140,6 +157,8 @@ class MlxEngine(Engine):
         self._notes: tuple[str, ...] = ()
         if probed.alone and slots > 1:
             self._notes += (f"replies are decoded one by one, not in batches: {probed.alone}",)
+        if probed.ragged and not probed.alone and form is not None and slots > 1:
+            self._notes += (f"batches are not padded: {probed.ragged}",)
         if probed.late and form is not None:
             self._notes += (f"no step is built while the last one is computed: {probed.late}",)
         if form is None:
@@ -219,6 +238,7 @@ class MlxEngine(Engine):
                 engine.traits = replace(traits, notes=(*traits.notes, *engine._notes))
             except EngineError as error:
                 raise ModelError(f"mlx cannot compute with '{folder}' ({error}); choose another model.") from error
+        engine._pads = not probed.alone and not probed.ragged and not engine.traits.decode_is_prefill
         seconds = time.perf_counter() - began
         engine.fingerprint = mlx_load.digest_of({**identity, "block_size": engine.traits.block_size})
         engine.identity = {name: str(value) for name, value in {**identity, "block_size": engine.traits.block_size}.items()}
@@ -278,36 +298,69 @@ class MlxEngine(Engine):
         if (built := self._ahead.pop(numbers, None)) is not None:
             rows = built.start(tokens)
         else:
-            for held in [self._settled(number) for number in numbers]:
-                self._reserve(held, 1)
+            if not self._joined(numbers):
+                for held in [self._settled(number) for number in numbers]:
+                    self._reserve(held, 1)
             rows, rest = self._graph(numbers, mx.array(tokens, mx.int32)[:, None])
             mx.async_eval(rows, *rest)  # type: ignore[no-untyped-call]
         for number in numbers:
             self._slots[number].length += 1
         return rows
 
-    def _graph(self, numbers: Sequence[int], tokens: Any) -> Graph:
+    def _joined(self, numbers: tuple[int, ...]) -> bool:
+        """Whether these slots are decoded as a padded batch. Makes it, or ends it."""
+        if not self._worth_padding(numbers):
+            self._part(numbers)
+        elif numbers not in self._padded:
+            slots = [self._settled(number) for number in numbers]
+            self._padded[numbers] = PaddedKV([held.caches for held in slots], [held.length for held in slots])
+        return numbers in self._padded
+
+    def _worth_padding(self, numbers: tuple[int, ...]) -> bool:
+        lengths = [self._slots[number].length for number in numbers]
+        return self._pads and padded.worthwhile(lengths, self.shape.kv_bytes_per_token)
+
+    def _part(self, numbers: tuple[int, ...]) -> None:
+        """Ends the padded batch of these slots, if there is one. They have their tokens then."""
+        if self._form is not None and numbers in self._padded:
+            self._padded[numbers].give_back(self.shape.ctx, self._form)
+            del self._padded[numbers]
+
+    def _graph(self, numbers: tuple[int, ...], tokens: Any) -> Graph:
         """A step of these slots, which have their tokens in an array, (slots, 1)."""
         caches = [self._slots[number].caches for number in numbers]
         if len(caches) == 1:
             rows, rest = self._model(tokens, cache=caches[0])[:, -1], contents(caches[0])
         else:  # with the logits all KV is computed
             lengths = [self._slots[number].length for number in numbers]
-            rows, rest = batch.decode(self._model, caches, lengths, tokens, self._stacks)
+            layers = self._padded[numbers].layers if numbers in self._padded else ()
+            rows, rest = batch.decode(self._model, caches, lengths, tokens, self._stacks, layers)
         return rows.astype(mx.float32), rest
 
     def _build_ahead(self, numbers: tuple[int, ...]) -> None:
-        """Builds the step that probably follows. Not if it needs more room, for which mlx would have to be waited for."""
+        """Builds the step that probably follows. Not if a slot needs more room, for which mlx would have to be waited for."""
         lengths = [self._slots[number].length for number in numbers]
-        if self._builds_ahead and all(length < self.shape.ctx and length % STEP for length in lengths):
-            caches = [cache for number in numbers for cache in self._slots[number].caches]
-            self._ahead[numbers] = StepAhead(partial(self._graph, numbers), caches, len(numbers))
+        if not self._builds_ahead or max(lengths) >= self.shape.ctx:
+            return
+        caches = [leaf for number in numbers for leaf in leaves(self._slots[number].caches)]
+        if numbers in self._padded:
+            if not self._worth_padding(numbers):
+                return
+            caches = [*self._padded[numbers].layers, *(leaf for leaf in caches if not isinstance(leaf, KVCache))]
+        elif not all(length % STEP for length in lengths):
+            return
+        self._ahead[numbers] = StepAhead(partial(self._graph, numbers), caches, len(numbers))
 
     def _settled(self, slot: int) -> _Sequence:
-        """A slot of which no step is built ahead."""
+        """A slot of which no step is built ahead, and that has all its tokens."""
+        self._undo_ahead(slot)
+        for numbers in [numbers for numbers in self._padded if slot in numbers]:
+            self._part(numbers)
+        return self._slots[slot]
+
+    def _undo_ahead(self, slot: int) -> None:
         for numbers in [numbers for numbers in self._ahead if slot in numbers]:
             self._ahead.pop(numbers).undo()
-        return self._slots[slot]
 
     def _reserve(self, held: _Sequence, count: int) -> None:
         if self._form is not None:
@@ -319,7 +372,8 @@ class MlxEngine(Engine):
             yield
         except Exception as error:  # mlx raises many kinds
             for slot in slots:
-                self._empty(self._settled(slot))
+                self._undo_ahead(slot)
+                self._empty(self._slots[slot])  # what a padded batch has for it is lost
             raise EngineError(f"mlx could not compute: {type(error).__name__}: {error}") from error
 
     def _scores(self, row: Any) -> Logits:
@@ -441,6 +495,7 @@ class MlxEngine(Engine):
     def close(self) -> None:
         self._slots, self._model, self._stacks = [], None, batch.Stacks()
         self._ahead.clear()
+        self._padded.clear()
         if self._opened is not None:
             self._opened.close()
         mx.clear_cache()

@@ -270,25 +270,26 @@ class Form:
                     at += size
 
 
-def _kv_leaves(caches: Sequence[Any]) -> Iterator[Any]:
+def kv_leaves(caches: Sequence[Any]) -> Iterator[Any]:
+    """The caches that have bytes for each token."""
     return (leaf for leaf in leaves(caches) if isinstance(leaf, KVCache))
 
 
 def _kv_arrays(caches: Sequence[Any]) -> Iterator[Any]:
-    for leaf in _kv_leaves(caches):
+    for leaf in kv_leaves(caches):
         yield from (leaf.keys, leaf.values)
 
 
 def set_length(caches: Sequence[Any], length: int) -> None:
     """Lets the KV layers hold their first `length` tokens. Room for more stays."""
-    for leaf in _kv_leaves(caches):
+    for leaf in kv_leaves(caches):
         leaf.offset = length
 
 
 def reserve(caches: Sequence[Any], tokens: int, most: int, form: Form) -> None:
     """Makes room for `tokens` tokens of KV, of at most `most`. Room doubles, so that a long prompt is not copied often."""
     planes = iter(form.planes)
-    for leaf in _kv_leaves(caches):
+    for leaf in kv_leaves(caches):
         pair = next(planes), next(planes)
         held = 0 if leaf.keys is None else leaf.keys.shape[2]
         if tokens <= held:
@@ -306,7 +307,7 @@ def reserve(caches: Sequence[Any], tokens: int, most: int, form: Form) -> None:
 
 def emptied(caches: Sequence[Any], fresh: list[Any]) -> list[Any]:
     """`fresh`, with the room for KV that `caches` have."""
-    for old, new in zip(_kv_leaves(caches), _kv_leaves(fresh), strict=True):
+    for old, new in zip(kv_leaves(caches), kv_leaves(fresh), strict=True):
         new.keys, new.values = old.keys, old.values
     return fresh
 

@@ -18,6 +18,7 @@ from mlx_lm.utils import get_total_parameters, load_model
 from headstart.engines import model_folder, proof
 from headstart.engines.digest import digest
 from headstart.engines.mlx.layers import STEP, Form
+from headstart.engines.mlx.padded import MOST_BYTES
 from headstart.errors import ConfigError, ModelError
 from headstart.interfaces.engine import Facts, HostMemory, Shape
 from headstart.model_names import model_name
@@ -100,7 +101,8 @@ def weight_bytes(model: Any) -> int:
 def host_memory(available: int, weights: int, form: Form | None) -> HostMemory:
     """What a model takes. On a Mac, GPU and CPU share the memory."""
     kv, state = (form.kv_bytes_per_token, form.live_bytes(BATCH)) if form else (0, 0)
-    return HostMemory(available, weights, _BUFFERS + (_KEPT if _gpu_memory() else 0), kv, state, STEP)
+    buffers = _BUFFERS + (MOST_BYTES if kv else 0) + (_KEPT if _gpu_memory() else 0)
+    return HostMemory(available, weights, buffers, kv, state, STEP)
 
 
 def device_memory(available: int) -> int:
