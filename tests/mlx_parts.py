@@ -1,6 +1,6 @@
 """Many random histories of each kind of tiny MLX model, in parts that can be resumed.
 
-`python tests/mlx_parts.py FILE [--openblas] [--histories N] [--part N] [--minutes N] [--kinds KIND …]`
+`python tests/mlx_parts.py FILE [--openblas] [--first SEED] [--histories N] [--part N] [--minutes N] [--kinds KIND …]`
 
 Each part is a process of its own. Its result is a line of FILE, and a part that stands there is not run again. The kinds take
 turns, so that an interrupted run has seen all of them. At the end, and for parts of an earlier run, the sums of each kind are
@@ -26,11 +26,11 @@ Line = dict[str, Any]
 LONG_EVERY = 25
 
 
-def parts(kinds: Sequence[str], histories: int, size: int) -> Iterator[tuple[str, int, int]]:
+def parts(kinds: Sequence[str], seeds: range, size: int) -> Iterator[tuple[str, int, int]]:
     """(kind, first seed, number of histories)."""
-    for first in range(0, histories, size):
+    for first in seeds[::size]:
         for kind in kinds:
-            yield kind, first, min(size, histories - first)
+            yield kind, first, min(size, seeds.stop - first)
 
 
 def lines(file: Path) -> list[Line]:
@@ -60,6 +60,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", default=list(tiny_hf.MODELS), metavar="KIND")
     parser.add_argument("--openblas", action="store_true", help="in place of MLX's own BLAS")
     parser.add_argument("--histories", type=int, default=300, help="of each kind (300)")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first of them (0), where others have run before")
     parser.add_argument("--part", type=int, default=25, help="histories of a part (25)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no part after so many minutes")
     given = parser.parse_args()
@@ -69,7 +70,7 @@ def main() -> int:
         parser.error("there is no OpenBLAS: apt-get install libopenblas0-pthread, or set OPENBLAS_LIBRARY")
     until = time.monotonic() + 60 * given.minutes
     done = {(line["kind"], line["first"]) for line in lines(given.file)}
-    for kind, first, count in parts(given.kinds, given.histories, given.part):
+    for kind, first, count in parts(given.kinds, range(given.first, given.first + given.histories), given.part):
         if (kind, first) in done:
             continue
         if time.monotonic() > until:
