@@ -72,7 +72,7 @@ def settled(runtime: Runtime) -> None:
 
     def quiet() -> bool:
         dirty = any(slot.dirty for slot in runtime.scheduler.slots) or not runtime.scheduler.idle
-        return idle(runtime) and looked() and not (offload.writing or offload._queued or offload.wiped or dirty)
+        return idle(runtime) and looked() and not (offload.writing or offload._queued or dirty)
 
     wait_until(lambda: idle(runtime))
     runtime.scheduler.wake()
@@ -588,7 +588,7 @@ def test_a_look_between_the_notices_of_a_deletion_loses_nothing() -> None:
             expiry.step()
 
         def second() -> None:
-            offload.wiped = True
+            offload._erase_owners([runtime.owner("")])
             expiry.step()
 
         runtime.scheduler.call(first).result(30)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,10 +16,20 @@ import pytest
 from effort import SLOW
 from headstart.tiers import catalog_watch
 from headstart.tiers.catalog_watch import CatalogWatch, KnownKeys
+from headstart.tiers.disk import ages, schema
 from headstart.tiers.disk import catalog as disk_catalog
 from headstart.tiers.disk.catalog import Catalog, Note
 from headstart.tiers.disk.format import Label
-from headstart.tiers.notices import EverythingErased, NoteFound, Notice, ObjectErased, ObjectFound, ObjectGone, PinsFound
+from headstart.tiers.notices import (
+    EverythingErased,
+    NoteFound,
+    Notice,
+    ObjectErased,
+    ObjectFound,
+    ObjectGone,
+    OwnersErased,
+    PinsFound,
+)
 
 FINGERPRINT = b"f" * 32
 SIZE = 4096
@@ -132,7 +144,7 @@ def test_evicted_and_erased_are_told_apart(catalogs: tuple[Catalog, Catalog]) ->
     theirs.ages.wipe([label(1).key], 0.0, 3.0)
     theirs.remove([label(2).key], 4.0)
     found = look(watch, ours)
-    assert found == [ObjectGone(label(2).key), ObjectErased(label(1).key), EverythingErased(0.0)]
+    assert found == [ObjectGone(label(2).key), ObjectErased(label(1).key)]
     assert watch.take_erased() == {label(1).key}
     assert not watch.take_erased()
 
@@ -146,12 +158,14 @@ def test_frequent_erasures_do_not_hide_one(catalogs: tuple[Catalog, Catalog], mo
     watch, found = CatalogWatch(FINGERPRINT), list[Notice]()
     look(watch, ours)
     for number in range(count // 2):
-        theirs.ages.wipe([label(number).key], 0.0, 2.0)
+        theirs.ages.wipe([label(number).key], 0.0, 2.0, [label(number).owner])
         found += watch.look(ours)
     assert ObjectErased(label(0).key) in found
-    assert EverythingErased(0.0) in found
-    assert found.index(ObjectErased(label(0).key)) < found.index(EverythingErased(0.0))
+    told = [place for place, one in enumerate(found) if isinstance(one, OwnersErased)]
+    assert told
+    assert found.index(ObjectErased(label(0).key)) < told[0]
     found += look(watch, ours)
+    assert found[-1] == OwnersErased(theirs.ages.last_tombstone(), frozenset([label(0).owner]))
     assert {one.key for one in found if isinstance(one, ObjectErased)} == {label(number).key for number in range(count // 2)}
     assert watch.compared
 
@@ -177,6 +191,7 @@ def test_notes_are_read_in_pieces(catalogs: tuple[Catalog, Catalog]) -> None:
     count = 2 * catalog_watch.PIECE + 3
     ours.note(FINGERPRINT, [Note(b"%d" % number, b"block", b"v") for number in range(count)])
     watch = CatalogWatch(FINGERPRINT)
+    watch.begin(ours)
     assert len(watch.look(ours)) == catalog_watch.PIECE
     assert len([one for one in look(watch, ours) if isinstance(one, NoteFound)]) == count - catalog_watch.PIECE
 
@@ -193,6 +208,76 @@ def test_a_deletion_before_the_first_look_concerns_a_process_that_ran_already(ca
     assert late.wiped_first == 20.0
 
 
+def test_others_deletions_name_their_owners(catalogs: tuple[Catalog, Catalog], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has to hear of an earlier deletion, nor of an own one. Who has missed a tombstone takes everybody for an owner."""
+    monkeypatch.setattr(ages, "TOMBSTONES", 4)
+    ours, theirs = catalogs
+    theirs.ages.wipe([], -math.inf, 1.0, [b"alice"])
+    watch = CatalogWatch(FINGERPRINT)
+    watch.begin(ours)
+    assert look(watch, ours) == []
+
+    def told() -> frozenset[bytes] | None:
+        (found,) = [one for one in look(watch, ours) if isinstance(one, OwnersErased)]
+        assert found.number == watch.tombstone == theirs.ages.last_tombstone()
+        return found.owners
+
+    theirs.ages.wipe([], -math.inf, 2.0, [b"bob", b"carol"])
+    ours.ages.wipe([], -math.inf, 3.0, [b"dave"])
+    watch.buried_here(ours.ages.own_tombstones)
+    theirs.ages.wipe([], 3.0, 3.0)  # everything: not by owner
+    assert told() == {b"bob", b"carol"}
+    ours.ages.wipe([], -math.inf, 4.0, [b"dave"])
+    watch.buried_here(ours.ages.own_tombstones)
+    assert told() == frozenset()
+    theirs.ages.wipe([], -math.inf, 5.0, [b"", b"erin"])
+    assert told() is None, "the owner of one entry is not known"
+    for _ in range(5):
+        theirs.ages.wipe([], -math.inf, 6.0, [b"frank"])
+    assert told() is None, "the first of them is gone"
+    theirs.ages.wipe([], -math.inf, 7.0, [b"%d" % number for number in range(ages.OWNERS + 1)])
+    assert told() is None, "too many to name each"
+    theirs.ages.wipe([], -math.inf, 8.0, [b"grace"])
+    theirs.ages.wipe([], -math.inf, 9.0, [b"heidi"])
+    theirs.ages.outdate_tombstones(8.0)
+    assert told() is None
+    theirs.ages.wipe([], -math.inf, 10.0, [b"heidi"])
+    theirs.ages.outdate_tombstones(9.0)
+    assert told() == {b"heidi"}, "the older ones were told before"
+
+
+def test_a_new_catalogue_does_not_know_what_was_deleted(tmp_path: Path) -> None:
+    """Another one was lost, with its tombstones."""
+    path, watch = tmp_path / "index.sqlite", CatalogWatch(FINGERPRINT)
+    with closing(Catalog(path)) as catalog:
+        catalog.ages.wipe([], -math.inf, 1.0, [b"alice"])
+        watch.begin(catalog)
+        assert look(watch, catalog) == []
+    with closing(Catalog(path)) as catalog:
+        watch.restart()
+        assert look(watch, catalog) == [], "the same one, opened again"
+    schema.drop(path)
+    with closing(Catalog(path)) as catalog:
+        watch.restart()
+        assert look(watch, catalog) == [OwnersErased(catalog.ages.last_tombstone(), None)]
+
+
+def test_an_object_is_not_written_after_a_tombstone_of_its_owner(catalogs: tuple[Catalog, Catalog]) -> None:
+    ours, theirs = catalogs
+    watch = CatalogWatch(FINGERPRINT)
+    watch.begin(ours)
+    before, one = watch.tombstone, label(0)
+    theirs.ages.wipe([], -math.inf, 1.0, [b"somebody"])
+    assert not watch.outdated(ours, one, before)
+    assert watch.outdated(ours, replace(one, owner=b""), before), "of an unknown owner"
+    ours.ages.wipe([], -math.inf, 1.0, [one.owner])
+    watch.buried_here(ours.ages.own_tombstones)
+    assert not watch.outdated(ours, one, before), "this process obeys its own already"
+    theirs.ages.wipe([], -math.inf, 1.0, [one.owner])
+    assert watch.outdated(ours, one, before)
+    assert not watch.outdated(ours, one, theirs.ages.last_tombstone())
+
+
 def test_a_look_that_fails_loses_nothing(catalogs: tuple[Catalog, Catalog]) -> None:
     """Wherever it fails: everything is found once, as if it had not failed."""
     ours, theirs = catalogs
@@ -200,9 +285,10 @@ def test_a_look_that_fails_loses_nothing(catalogs: tuple[Catalog, Catalog]) -> N
         watch, held, count = CatalogWatch(FINGERPRINT), [label(number) for number in range(10)], fails
         ours.ages.erase([one.key for one in held])
         ours.add([(one, SIZE) for one in held])
+        watch.begin(ours)
         look(watch, ours)
         theirs.remove([held[0].key])
-        theirs.ages.erase([one.key for one in held[1:4]])
+        theirs.ages.wipe([one.key for one in held[1:4]], -math.inf, 1.0, [b"alice123"])
         theirs.add([(label(100 + fails), SIZE)])
         theirs.pin([held[5].key], True)
 
@@ -226,6 +312,7 @@ def test_a_look_that_fails_loses_nothing(catalogs: tuple[Catalog, Catalog]) -> N
         gone = sorted([ObjectGone(held[0].key), *erased], key=repr)
         assert sorted((one for one in found if isinstance(one, ObjectGone | ObjectErased)), key=repr) == gone, fails
         assert [one for one in found if isinstance(one, ObjectFound)] == [ObjectFound(label(100 + fails))]
+        assert [one.owners for one in found if isinstance(one, OwnersErased)] == [frozenset([b"alice123"])]
         assert [one for one in found if isinstance(one, PinsFound)] == [PinsFound(frozenset({held[5].key}))]
         if not failed:
             break

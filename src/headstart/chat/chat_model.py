@@ -105,7 +105,7 @@ class ChatModel(PromptModel):
     def _erase(self, erasure: Erasure) -> None:
         if erasure.hints:
             self.reply_memory.clear()
-        self._wipes += erasure.stay is not None
+        self._wipes += erasure.chains
 
     # ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

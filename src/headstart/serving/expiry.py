@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 
 from headstart.explain.history import History
 from headstart.explain.record import Record
@@ -21,6 +20,7 @@ from headstart.prefix_cache.blocks import checkpoint_id, root_id
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.prompt.builder import Prompter
+from headstart.serving.barred import Owners
 from headstart.serving.cache import Cache
 from headstart.serving.portions import LongWork, Portions
 from headstart.serving.request import Report
@@ -28,14 +28,10 @@ from headstart.serving.settle import Settling
 from headstart.serving.slots import Slot
 from headstart.serving.turn import Turn
 
-RECENT = 1 << 16
-"""Most erased entries that are remembered until a notice says whether a user deleted them."""
 DROPS = 8
 """Entries that are dropped in one piece."""
 LOOKED_AT = 512
 """Entries that are looked at in one piece."""
-NOTICE = 60.0
-"""Seconds after which such a notice would have come. A large catalogue is compared piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +40,15 @@ class Erasure:
 
     Attributes:
         due: whether a text that was written under a salt, at a time in seconds since 1970, must be deleted.
-        stay: if a user has deleted chains, the salts and ids of the answers that do not belong to them; else None.
+        stay: if a user has deleted chains here, the salts and ids of the answers that do not belong to them; else None.
         hints: whether memos that only save milliseconds must be deleted too, at any age.
+        chains: whether a user has deleted chains, here or in another process.
     """
 
     due: Callable[[str, float], bool]
     stay: Collection[tuple[str, str]] | None
     hints: bool
+    chains: bool
 
 
 class Expiry:
@@ -92,12 +90,11 @@ class Expiry:
         self._wiped = -math.inf  # when that was last
         self._observers: list[Callable[[Erasure], None]] = []
         self._since = cache.store.wall()  # the time of the oldest memo
-        self._recent: set[BlockId] = set()
-        self._news = -math.inf  # when the last of them was found
         self._to_drop: deque[BlockId] = deque()  # barred until they are dropped
         self._read: dict[BlockId, Entry] = {}  # the disk is reading these; they go afterwards
         self._late: set[int] = set()  # slots in use; they are checked afterwards
         self._walk_again = False  # entries may be due
+        self._owners_again = False  # some owners' entries must go that only memory has
         self._under_way: dict[Callable[[], LongWork[None]], Future[None]] = {}
         self._looked, self._version = -math.inf, -1
 
@@ -113,7 +110,8 @@ class Expiry:
     @property
     def busy(self) -> bool:
         """Whether something is left of what the last look found."""
-        return bool(self._to_drop or self._read) or not all(done.done() for done in self._under_way.values())
+        left = self._to_drop or self._read or self._store.barred.owners
+        return bool(left) or not all(done.done() for done in self._under_way.values())
 
     def delete(self, keys: Set[BlockId]) -> LongWork[None]:
         """Deletes entries on request of their owner, here, with every trace of them. The caller deletes them from the disk.
@@ -135,6 +133,11 @@ class Expiry:
         self._take_read()
         yield from self._drop_barred()
 
+    def drop_unsaved(self, keys: Iterable[BlockId]) -> None:
+        """Drops soon those of these entries that only memory has."""
+        entries = (self._cache.index.get(key) for key in keys)
+        self._bar([entry.id for entry in entries if entry is not None and self._cache.disk.name not in entry.copies])
+
     def step(self) -> None:
         """Begins to remove everything that is due now."""
         for work, ended in [(work, done) for work, done in self._under_way.items() if done.done()]:
@@ -143,22 +146,18 @@ class Expiry:
         offload, now = self._store.offload, self._store.wall()
         self._terms.before = min(self._terms.before, now)  # the clock may have been set back
         if offload.erased:
-            if len(self._recent) >= RECENT:
-                self._recent.clear()
-            self._recent |= offload.erased
             self._bar(key for key in offload.erased if self._cache.index.get(key) is not None)
-            offload.erased, self._news = set(), now
-        if offload.wiped or offload.before > self._terms.before:
+            offload.erased = set()
+        owners, offload.owners_erased = offload.owners_erased, None
+        if owners is not None or offload.before > self._terms.before:
             if offload.before > self._terms.before:
                 self._walk_again = True
                 for slot in self._slots:
                     slot.restored = 0
             self._terms.before = max(self._terms.before, offload.before)
             self._terms.obeyed, offload.before = max(self._terms.obeyed, offload.before), -math.inf
-            erased, self._recent = self._recent if offload.wiped else set[BlockId](), set[BlockId]()
-            offload.wiped = False
-            self._mark(now, erased, hints=True)
-            self._begin(partial(self._bar_following, erased))
+            self._owners_again |= owners is not None
+            self._mark(now, frozenset[BlockId](), owners, hints=True)
             self._begin(self._forget_hints)
         elif abs(now - self._looked) >= self._terms.look or self._version != self._terms.version:  # clocks may go back
             self._version, self._since = self._terms.version, min(self._since, now)
@@ -170,8 +169,6 @@ class Expiry:
                     self._begin(self._forget_hints)
                 self._terms.forget(now)
             self._looked = now
-            if abs(now - self._news) > NOTICE:
-                self._recent = set()
         self._take_read()
         if self._terms.shortest < math.inf:
             for slot in self._slots:
@@ -184,21 +181,26 @@ class Expiry:
             self._begin(self._drop_barred)
         if self._walk_again:
             self._begin(self._walk)
+        if self._owners_again:
+            self._begin(self._walk_owners)
 
     def _begin(self, work: Callable[[], LongWork[None]]) -> None:
         """Begins work, unless it is under way."""
         if work not in self._under_way:
             self._under_way[work] = self._portions.add(work())
 
-    def _mark(self, now: float, erased: Set[BlockId], *, hints: bool) -> None:
+    def _mark(self, now: float, erased: Set[BlockId], owners: Owners | None = None, *, hints: bool) -> None:
         """Empties the slots, and lets the memories of texts forget, where something is due or belongs to entries that a user
-        `erased`. Entries remain, but they are of no use any more.
+        `erased`, or to `owners` of whom another process has deleted something. Entries remain, but they are of no use any more.
         """
-        if erased:
+        whose = Owners() if owners is None else owners
+        chains = bool(erased or whose)
+        if chains:
             self.wipes += 1  # before anything is forgotten: see `passed`
             self._wiped = now
         for slot in self._slots:
             slot.forsaken |= bool(erased) and not erased.isdisjoint(slot.ids)
+            slot.forsaken |= len(slot) > 0 and owner_of(slot.root) in whose
             self._leave(slot, now)
         if hints:
             self._since = now
@@ -206,7 +208,8 @@ class Expiry:
 
         def due(salt: str, written: float) -> bool:
             if salt not in limits:
-                limits[salt] = self._terms.due(owner_of(root_id(self._engine.fingerprint, salt)), now)
+                owner = owner_of(root_id(self._engine.fingerprint, salt))
+                limits[salt] = math.inf if owner in whose else self._terms.due(owner, now)
             return written <= limits[salt]
 
         def over(record: Record) -> bool:
@@ -222,7 +225,7 @@ class Expiry:
         self._settle.forget(given_up)
         stay = {(record.salt, record.alias) for record in self._history} if erased else None
         for observer in self._observers:
-            observer(Erasure(due, stay, hints))
+            observer(Erasure(due, stay, hints, chains))
 
     # ── entries, in pieces ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -277,6 +280,25 @@ class Expiry:
                             if dropped % DROPS == 0:
                                 yield
                     yield
+
+    def _walk_owners(self) -> LongWork[None]:
+        """Drops what only memory has of the owners that are barred, and nobody has pinned."""
+        index, disk, pins, barred = self._cache.index, self._cache.disk.name, self._store.pins, self._store.barred
+        while self._owners_again:
+            self._owners_again = False
+            for piece in index.pieces():
+                for first in range(0, len(piece), LOOKED_AT):
+                    dropped = 0
+                    for entry in piece[first : first + LOOKED_AT]:
+                        if entry.owner not in barred.owners or disk in entry.copies or entry.id in pins:
+                            continue
+                        if index.get(entry.id) is entry:
+                            self._drop(entry.id)
+                            dropped += 1
+                            if dropped % DROPS == 0:
+                                yield
+                    yield
+        barred.owners = Owners()
 
     def _drop(self, key: BlockId) -> None:
         """Drops an entry from memory. If the disk is reading it, it goes as soon as the disk has read it.

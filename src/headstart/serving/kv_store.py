@@ -92,6 +92,7 @@ class KvStore:
             self.pins.lost,
             self.pins.left,
             lambda label: not (label.key in self.barred or self._expired(label.owner, label.written)),
+            self.barred,
             lambda: self.clock(),
         )
         self.shared_offer = SharedOffer(self.index, memory, self.shared, self.label)
@@ -183,7 +184,8 @@ class KvStore:
 
     def usable(self, entry: Entry) -> bool:
         """Whether a request may load an entry: its time is not over, and nobody is deleting it."""
-        return not (entry.id in self.barred or self.spent(entry))
+        hidden = entry.owner in self.barred.owners and self.disk.name not in entry.copies
+        return not (hidden or entry.id in self.barred or self.spent(entry))
 
     def _expired(self, owner: bytes, written: float) -> bool:
         return written <= self.terms.cut(owner, self.wall())

@@ -17,6 +17,7 @@ from headstart.lru import Lru
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prompt.reply_tokens import ReplyTokensMemo, ReplyTokensRecord
+from headstart.serving.barred import Barred, Owners
 from headstart.tiers.disk import Label
 from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Memory
@@ -29,6 +30,7 @@ from headstart.tiers.notices import (
     ObjectGone,
     ObjectRefused,
     ObjectStored,
+    OwnersErased,
     PinsFound,
 )
 
@@ -52,11 +54,12 @@ class Offload:
         lost_by_fault: called with an entry that a fault takes from the disk, or an eviction.
         lost: called with an entry that the disk has lost and no other tier has.
         usable: whether an object of the disk may be used: not if it must be deleted.
+        barred: what is being deleted.
 
     Attributes:
         writing: entries that were offered and not answered yet.
         erased: entries that were deleted from the disk, by any process, and that memory still has to drop.
-        wiped: whether a user deleted some of these.
+        owners_erased: whose entries other processes have deleted; None if nobody's.
         before: a user deleted everything that was written up to this time.
     """
 
@@ -73,11 +76,13 @@ class Offload:
         lost_by_fault: Callable[[Entry], None],
         lost: Callable[[Entry], None],
         usable: Callable[[Label], bool],
+        barred: Barred,
         clock: Callable[[], float],
     ) -> None:
         self.writing: dict[BlockId, Entry] = {}
         self.erased: set[BlockId] = set()
-        self.wiped, self.before = False, -math.inf
+        self.owners_erased: Owners | None = None
+        self.before = -math.inf
         self._leaving: set[BlockId] = set()  # to be dropped from memory as soon as the disk has answered
         self._queued: dict[BlockId, Entry] = {}  # to be offered again: the disk was busy
         self._index = index
@@ -91,6 +96,7 @@ class Offload:
         self._lost_by_fault = lost_by_fault
         self._lost = lost
         self._usable = usable
+        self._barred = barred
         self._clock = clock
         self._later: deque[tuple[float, Entry]] = deque()
         self._notices: deque[Notice] = deque()
@@ -175,7 +181,15 @@ class Offload:
             if self.lacking(entry):
                 self._hand_over(entry, last=True)
 
+    def _erase_owners(self, owners: Collection[bytes] | None) -> None:
+        if owners is None or owners:
+            self.owners_erased = self.owners_erased or Owners()
+            self.owners_erased.add(owners)
+            self._barred.owners.add(owners)
+
     def _hand_over(self, entry: Entry, *, last: bool = False) -> bool:
+        if entry.owner in self._barred.owners:  # it may have to go
+            return False
         data = self._memory.read(entry.id)
         assert data is not None
         if not self._disk.offer(self._label(entry, entry.copies[self._memory.name]), data, last=last):
@@ -212,7 +226,9 @@ class Offload:
                     self.gone(key)
                     self.erased.add(key)
                 case EverythingErased(before=before):
-                    self.wiped, self.before = self.wiped or not before, max(self.before, before or -math.inf)
+                    self.before = max(self.before, before)
+                case OwnersErased(owners=owners):
+                    self._erase_owners(owners)
                 case PinsFound(keys=keys):
                     self._pinned(keys)
                 case NoteFound(note=note):

@@ -141,7 +141,9 @@ class CachedChains:
             Unavailable: also if the disk fails. Then nothing is pinned.
         """
 
-        def pin() -> tuple[set[BlockId], Future[bool]]:
+        expiry = self._scheduler.expiry
+
+        def pin() -> tuple[set[BlockId], Future[bool], int]:
             entries = self._with_checkpoints(self._up(key, owner))
             if entries[0].start:
                 raise Conflict("The beginning of this chain is gone, so nothing of it can be used.", code="incomplete")
@@ -149,16 +151,16 @@ class CachedChains:
                 raise _full("memory", "memory_budget", "tenant_memory")
             whole = [entry for entry in entries if entry.length == self._index.block_size]
             self._cache.store.offload.secure(whole)
-            return new, self._cache.disk.pin([entry.id for entry in whole])
+            return new, self._cache.disk.pin([entry.id for entry in whole]), expiry.wipes
 
-        new, on_disk = self._on_engine(pin)
+        new, on_disk, wipes = self._on_engine(pin)
         try:
             fits = self._wait(on_disk)
         except BaseException:
-            self._on_engine(lambda: self._forget(new))
+            self._on_engine(lambda: self._forget(new, wipes))
             raise
         if not fits:
-            self._on_engine(lambda: self._forget(new))
+            self._on_engine(lambda: self._forget(new, wipes))
             raise _full("disk", "disk_budget", "tenant_disk")
         return self.get(key, owner)
 
@@ -186,7 +188,8 @@ class CachedChains:
         """Deletes what only this chain has, with every trace of it here, on disk and in the shared store: see docs/privacy.md.
 
         Raises:
-            Conflict: other chains continue this entry, or it is pinned.
+            Conflict: other chains continue this entry, or it is pinned. If another process has pinned it just now, only the
+                memory of this process forgets it.
             Unavailable: also if the shared store fails. Then it is deleted here and on disk. And as long as not all chains on
                 disk are known: others may need its blocks.
         """
@@ -215,7 +218,7 @@ class CachedChains:
                     labels.append(self._cache.store.label(entry, True))
                     yield
                 yield from expiry.delete(keys)
-                return deleted, keys, self._cache.disk.erase(keys), self._cache.shared.erase(labels)
+                return deleted, keys, self._cache.disk.erase(keys, own[0].owner), self._cache.shared.erase(labels)
             except BaseException:
                 barred.lift(keys)
                 raise
@@ -240,10 +243,12 @@ class CachedChains:
 
     # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _forget(self, new: set[BlockId]) -> None:
-        """A pin has failed. The disk may carry it out later."""
+    def _forget(self, new: set[BlockId], wipes: int) -> None:
+        """A pin has failed. The disk may carry it out later. `wipes`: of `Expiry`, when it began."""
         self._pins.unpin(new)
         self._cache.disk.unpin(new)
+        if self._scheduler.expiry.wipes != wipes:  # the pin has spared them; another process may have deleted them
+            self._scheduler.expiry.drop_unsaved(new)
 
     def _take_notices(self) -> LongWork[None]:
         """Handles the notices of the disk that wait."""

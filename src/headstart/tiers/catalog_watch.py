@@ -4,6 +4,8 @@
 * An evicted object leaves a ghost, and ghosts have growing numbers too.
 * An erased object leaves nothing; only a count of erasures grows. Then all known objects are compared with the catalogue,
   unless this process has erased them itself, and has removed them from `known`.
+* A user's deletion leaves a tombstone that names the owner, because entries may be meant that were never on disk, or had been
+  evicted. Tombstones have growing numbers.
 
 Used on the disk thread.
 """
@@ -15,8 +17,19 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
 from headstart.tiers.disk import catalog as disk_catalog
+from headstart.tiers.disk.ages import TOMBSTONES
 from headstart.tiers.disk.catalog import Catalog
-from headstart.tiers.notices import EverythingErased, NoteFound, Notice, ObjectErased, ObjectFound, ObjectGone, PinsFound
+from headstart.tiers.disk.format import Label
+from headstart.tiers.notices import (
+    EverythingErased,
+    NoteFound,
+    Notice,
+    ObjectErased,
+    ObjectFound,
+    ObjectGone,
+    OwnersErased,
+    PinsFound,
+)
 
 PIECE = 250
 """Most rows of one table that one look reads: reading them takes the interpreter for two or three milliseconds."""
@@ -77,6 +90,7 @@ class CatalogWatch:
         wiped: `Ages.wiped`, as it was reported last; None before the first look.
         wiped_first: its time at the first look, if that deletion was before the process began; else 0.
         erased: keys that were found erased since `take_erased`.
+        tombstone: the number of the latest tombstone that was reported, or that is of no interest.
     """
 
     def __init__(self, fingerprint: bytes, began: float = math.inf) -> None:
@@ -84,6 +98,8 @@ class CatalogWatch:
         self.wiped: tuple[float, int] | None = None
         self.wiped_first = 0.0
         self.erased: set[bytes] = set()
+        self.tombstone = 0
+        self._own_tombstones: set[int] = set()
         self._fingerprint, self._began = fingerprint, began
         self._pinned: frozenset[bytes] = frozenset()
         self._found: list[Notice] = []
@@ -135,6 +151,7 @@ class CatalogWatch:
             found.append(notice)
         if not self._to_compare:
             found += self._wiped(self._wiped_before)
+            found += self._owners_erased(catalog)
         more = False
         for number, note in [*catalog.notes(self._fingerprint, self._seen_notes, PIECE)]:
             self._seen_notes = number
@@ -224,13 +241,35 @@ class CatalogWatch:
         before, self.wiped = self.wiped, wiped
         if before is None and wiped[0] < self._began:
             self.wiped_first = wiped[0]
-        elif before is None:
+        elif wiped[0] and (before is None or wiped[0] != before[0]):
             yield EverythingErased(wiped[0])
-        elif wiped != before:
-            if wiped[0] != before[0]:
-                yield EverythingErased(wiped[0])
-            if wiped[0] == before[0] or wiped[1] > before[1] + 1:  # several deletions at once: one may have been of a chain
-                yield EverythingErased(0.0)
+
+    # ── tombstones ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, catalog: Catalog) -> None:
+        """The process has stored nothing yet, so earlier deletions do not concern it."""
+        self.tombstone = catalog.ages.last_tombstone()
+
+    def buried_here(self, numbers: Collection[int]) -> None:
+        """This process has added these tombstones, and obeys them already."""
+        self._own_tombstones.update(numbers)
+
+    def outdated(self, catalog: Catalog, label: Label, tombstone: int) -> bool:
+        """Whether an object may be of a chain that another process has deleted. Call it under the lock.
+
+        `tombstone`: the latest one that the engine thread had obeyed when it offered the object.
+        """
+        if (last := catalog.ages.last_tombstone()) == tombstone:
+            return False
+        owners = catalog.ages.owners_between(tombstone, last, self._own_tombstones)
+        return owners is None or label.owner in owners or (bool(owners) and not label.owner)
+
+    def _owners_erased(self, catalog: Catalog) -> Iterator[Notice]:
+        if (last := catalog.ages.last_tombstone()) != self.tombstone:
+            owners = catalog.ages.owners_between(self.tombstone, last, self._own_tombstones)
+            self.tombstone = last
+            self._own_tombstones = {number for number in self._own_tombstones if number > last - TOMBSTONES}
+            yield OwnersErased(last, owners)
 
     def pins(self, catalog: Catalog) -> list[Notice]:
         """The pins, if they have changed."""

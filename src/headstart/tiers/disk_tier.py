@@ -70,10 +70,11 @@ class DiskTier(Protocol):
     def unpin(self, keys: Collection[bytes]) -> Future[None]:
         """Removes the protection of objects. A notice `PinsFound` comes first."""
 
-    def erase(self, keys: Collection[bytes]) -> Future[int]:
+    def erase(self, keys: Collection[bytes], owner: bytes) -> Future[int]:
         """Deletes objects on request of their owner, with every trace of them. The result is how many bytes that were.
 
-        A notice `ObjectErased` follows for each one. The future raises if the disk fails.
+        A notice `ObjectErased` follows for each one. Other servers drop what only their memory has of the owner. The future
+        raises Conflict if one is pinned, and Unavailable if the disk fails.
         """
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:

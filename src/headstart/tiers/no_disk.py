@@ -42,7 +42,7 @@ class NoDisk:
     def unpin(self, keys: Collection[bytes]) -> Future[None]:
         return _done(None)
 
-    def erase(self, keys: Collection[bytes]) -> Future[int]:
+    def erase(self, keys: Collection[bytes], owner: bytes) -> Future[int]:
         return _done(0)
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:

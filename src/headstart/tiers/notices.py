@@ -45,9 +45,20 @@ class ObjectErased:
 
 @dataclass(frozen=True, slots=True)
 class EverythingErased:
-    """Everything that was written up to `before` was deleted. If that is 0: single chains were, each with an `ObjectErased`."""
+    """Everything that was written up to `before` was deleted."""
 
     before: float
+
+
+@dataclass(frozen=True, slots=True)
+class OwnersErased:
+    """Another process has deleted entries of these owners; None for anybody's. Some of them may never have been on disk.
+
+    `number`: of the latest tombstone that it stands for.
+    """
+
+    number: int
+    owners: frozenset[bytes] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +75,14 @@ class PinsFound:
     keys: frozenset[bytes]
 
 
-Notice = ObjectStored | ObjectRefused | ObjectFound | ObjectGone | ObjectErased | EverythingErased | NoteFound | PinsFound
+Notice = (
+    ObjectStored
+    | ObjectRefused
+    | ObjectFound
+    | ObjectGone
+    | ObjectErased
+    | EverythingErased
+    | OwnersErased
+    | NoteFound
+    | PinsFound
+)

@@ -19,9 +19,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
-from headstart.errors import Unavailable
+from headstart.errors import Conflict, Unavailable
 from headstart.interfaces.tokens import Bytes
 from headstart.names import OptionText, option
 from headstart.prefix_cache.expiry import Terms
@@ -32,7 +33,15 @@ from headstart.tiers.disk.catalog import Row, look_up
 from headstart.tiers.disk.format import ALIGN
 from headstart.tiers.disk.schema import damages
 from headstart.tiers.disk.store import AT_A_TIME, AT_ONCE, RESERVE
-from headstart.tiers.notices import Notice, ObjectErased, ObjectFound, ObjectGone, ObjectRefused, ObjectStored
+from headstart.tiers.notices import (
+    Notice,
+    ObjectErased,
+    ObjectFound,
+    ObjectGone,
+    ObjectRefused,
+    ObjectStored,
+    OwnersErased,
+)
 from headstart.tiers.parallel_read import ParallelRead
 from headstart.units import count, show_size
 
@@ -66,6 +75,15 @@ LOG_EVERY = 60.0
 """Seconds between two log lines about refused objects."""
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An object on its way to the disk. `tombstone`: the number of the latest one of which the engine thread knew."""
+
+    label: Label
+    payload: Bytes
+    tombstone: int
+
+
 class WriteBehind:
     """A `DiskTier` behind a thread. All methods are for the engine thread.
 
@@ -97,7 +115,7 @@ class WriteBehind:
         self._limit = limit
         self._waiting = 0  # bytes; changed by both threads, under the lock
         self._lock = threading.Lock()
-        self._queue: queue.Queue[tuple[Label, Bytes] | frozenset[bytes] | _Asked | None] = queue.Queue()
+        self._queue: queue.Queue[Offer | frozenset[bytes] | _Asked | None] = queue.Queue()
         self._asked: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
         self._unwanted: set[bytes] = set()  # keys of queued discards; under the lock
         self._to_delete: set[bytes] = set()  # keys to delete next; only for the thread
@@ -114,6 +132,8 @@ class WriteBehind:
         self._logged = (0, 0)  # the counters at the last log line
         self._logged_at = self._tidied = float("-inf")
         self._watch = CatalogWatch(fingerprint, clock())
+        self._tombstone = 0  # the number of the latest one of which the engine thread knows
+        self._begun = False  # whether anything may have been stored
         self._deletions: tuple[float, int] | None = None  # those of which all notices are in the queue
         self._listed = True  # whether the notices of all objects are in the queue; none are while the disk cannot be used
         self._untidied = False  # whether there are objects without a row, which the first tidying has still to find
@@ -130,6 +150,7 @@ class WriteBehind:
         self._failing_until = 0.0
         self._disk: Disk | None = None
         self._open()
+        self._begun = True
         self._thread = threading.Thread(target=self._loop, name="headstart-disk", daemon=True)
         self._thread.start()
 
@@ -166,7 +187,7 @@ class WriteBehind:
                 self.counters["skipped_full"] += 1
                 return False
             self._waiting += len(payload)
-        self._queue.put((label, payload))
+        self._queue.put(Offer(label, payload, self._tombstone))
         return True
 
     def discard(self, keys: Collection[bytes]) -> None:
@@ -189,11 +210,14 @@ class WriteBehind:
 
         return self._ask(unpin, after_writes=True)  # after a pin that still waits
 
-    def erase(self, keys: Collection[bytes]) -> Future[int]:
+    def erase(self, keys: Collection[bytes], owner: bytes) -> Future[int]:
         def erase(disk: Disk) -> int:
             self._erased_now.update(keys)
             before = disk.catalog.ages.own
-            gone = disk.erase(keys)
+            try:
+                gone = disk.erase(keys, owners=[owner])
+            finally:
+                self._watch.buried_here(disk.catalog.ages.own_tombstones)
             self._forget([row.label.key for row in gone], ObjectErased)
             self._watch.erased_here(disk.catalog.ages.own - before)
             return sum(row.allocated for row in gone)
@@ -214,6 +238,8 @@ class WriteBehind:
                 return
             try:
                 done.set_result(work(disk))
+            except Conflict as error:
+                done.set_exception(error)
             except Exception:
                 done.set_exception(unusable)
                 raise
@@ -313,7 +339,9 @@ class WriteBehind:
         return self._foreign
 
     def notices(self) -> list[Notice]:
-        return [self._notices.popleft() for _ in range(min(len(self._notices), SOME))]
+        found = [self._notices.popleft() for _ in range(min(len(self._notices), SOME))]
+        self._tombstone = max((one.number for one in found if isinstance(one, OwnersErased)), default=self._tombstone)
+        return found
 
     def close(self, seconds: float) -> bool:
         self._ends = time.monotonic() + seconds
@@ -341,12 +369,12 @@ class WriteBehind:
         if self._disk is not None:
             _close(self._disk)
 
-    def _collect(self) -> tuple[list[tuple[Label, Bytes]], frozenset[bytes], _Asked | None, bool]:
+    def _collect(self) -> tuple[list[Offer], frozenset[bytes], _Asked | None, bool]:
         """A batch of offered objects; keys to discard, or what to do, after it; and whether to stop.
 
         Waits a short time for the first item.
         """
-        batch: list[tuple[Label, Bytes]] = []
+        batch: list[Offer] = []
         size = 0
         while size < BATCH and len(batch) < AT_A_TIME:
             try:
@@ -357,10 +385,10 @@ class WriteBehind:
                 return batch, frozenset(), None, True
             if isinstance(item, frozenset):
                 return batch, item, None, False
-            if not isinstance(item, tuple):
+            if not isinstance(item, Offer):
                 return batch, frozenset(), item, False
             batch.append(item)
-            size += len(item[1]) + ALIGN
+            size += len(item.payload) + ALIGN
         return batch, frozenset(), None, False
 
     @property
@@ -370,16 +398,16 @@ class WriteBehind:
             return 0.0 if len(self._notices) < BACKLOG else SHORT
         return POLL if self._tidying is None and self._expiring is None else SHORT
 
-    def _wanted(self, batch: list[tuple[Label, Bytes]]) -> list[tuple[Label, Bytes]]:
+    def _wanted(self, batch: list[Offer]) -> list[Offer]:
         """The objects of a batch, without those that were discarded after they were offered."""
         with self._lock:
-            unwanted = {label.key for label, _ in batch} & self._unwanted
-        for label, payload in batch:
-            if label.key in unwanted:
-                self._end(ObjectRefused(label, "discarded"), payload)
-        return [(label, payload) for label, payload in batch if label.key not in unwanted]
+            unwanted = {one.label.key for one in batch} & self._unwanted
+        for one in batch:
+            if one.label.key in unwanted:
+                self._end(ObjectRefused(one.label, "discarded"), one.payload)
+        return [one for one in batch if one.label.key not in unwanted]
 
-    def _work(self, batch: list[tuple[Label, Bytes]], then: _Asked | None) -> None:
+    def _work(self, batch: list[Offer], then: _Asked | None) -> None:
         """One round of work. An error of the disk ends it, and refuses the batch. `then` is done after the batch."""
         reason = "failing"
         self._erased_now.clear()
@@ -422,8 +450,8 @@ class WriteBehind:
             self._asked.get()(None)
         if then is not None:
             then(None)
-        for label, payload in batch:
-            self._end(ObjectRefused(label, reason), payload)
+        for one in batch:
+            self._end(ObjectRefused(one.label, reason), one.payload)
         self._log_refused()
 
     def _log_refused(self) -> None:
@@ -435,23 +463,26 @@ class WriteBehind:
             log.log(logging.WARNING if budget else logging.INFO, "%s: %s", text, OptionText(option("disk_budget")))
             self._logged, self._logged_at = refused, time.monotonic()
 
-    def _write(self, disk: Disk, batch: list[tuple[Label, Bytes]]) -> None:
-        erased = set[bytes]()
+    def _write(self, disk: Disk, batch: list[Offer]) -> None:
+        unwanted = dict[bytes, str]()
+        seen = {one.label.key: one.tombstone for one in reversed(batch)}  # if one comes twice, that of the first
 
         def wanted(label: Label) -> bool:
             if self._erased(disk, label):
-                erased.add(label.key)
-            return label.key not in erased
+                unwanted[label.key] = "erased"
+            elif self._watch.outdated(disk.catalog, label, seen[label.key]):
+                unwanted[label.key] = "outdated"
+            return label.key not in unwanted
 
-        stored, gone = disk.write(batch, self._spared, wanted)
+        stored, gone = disk.write([(one.label, one.payload) for one in batch], self._spared, wanted)
         self.counters["saved"] += len(stored)
         self.counters["evicted"] += len(gone)
         self._forget(gone)
         done = {label.key for label in stored}
         self._watch.known.add(done)
-        for label, payload in batch:
-            reason = "erased" if label.key in erased else "budget"
-            self._end(ObjectStored(label) if label.key in done else ObjectRefused(label, reason), payload)
+        for one in batch:
+            label, reason = one.label, unwanted.get(one.label.key, "budget")
+            self._end(ObjectStored(label) if label.key in done else ObjectRefused(label, reason), one.payload)
 
     def _end(self, notice: ObjectStored | ObjectRefused, payload: Bytes) -> None:
         if isinstance(notice, ObjectRefused):
@@ -544,7 +575,7 @@ class WriteBehind:
             erased = self._watch.take_erased()
             notes = [self._notes.popleft() for _ in range(len(self._notes))]
             if kept := [note for note in notes if note.block not in erased]:
-                disk.catalog.note(self._fingerprint, kept, self._clock(), since=self._watch.wiped[0])
+                disk.catalog.note(self._fingerprint, kept, self._clock(), since=self._watch.wiped)
 
     def _look(self, disk: Disk) -> None:
         """Reports objects that other processes have added or removed."""
@@ -576,6 +607,9 @@ class WriteBehind:
         try:
             self._disk = self._opens()
             self._watch.restart()  # before anything is written: what cannot be written yet may be read, and is to be reported
+            if not self._begun:
+                self._watch.begin(self._disk.catalog)
+                self._tombstone = self._watch.tombstone
             self._tidying, self._tidied, self._looked, self._measured = None, float("-inf"), -math.inf, ()
             self._expiring = None
             self._disk.catalog.ages.keep(self._terms.owners, self._clock())  # the catalogue may be a new one

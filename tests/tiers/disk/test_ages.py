@@ -27,7 +27,16 @@ from headstart.tiers import write_behind
 from headstart.tiers.disk import Disk, Label, Note, schema
 from headstart.tiers.disk import store as disk_store
 from headstart.tiers.disk.catalog import Catalog
-from headstart.tiers.notices import EverythingErased, Notice, ObjectErased, ObjectFound, ObjectGone, ObjectRefused, ObjectStored
+from headstart.tiers.notices import (
+    EverythingErased,
+    Notice,
+    ObjectErased,
+    ObjectFound,
+    ObjectGone,
+    ObjectRefused,
+    ObjectStored,
+    OwnersErased,
+)
 from headstart.tiers.write_behind import WriteBehind
 from live import wait_until
 from older_catalogues import WITHOUT_RANKS
@@ -469,11 +478,16 @@ def test_erased_is_not_evicted(tmp_path: Path) -> None:
         disk.erase([label(2).key])
         assert not traces(tmp_path, 2)
         assert traces(tmp_path, 3)
-        disk.catalog.note(FINGERPRINT, [note(4)], since=0.0)
+        before = disk.catalog.ages.wiped()
+        disk.catalog.note(FINGERPRINT, [note(4)], since=before)
         disk.erase([], START)
-        disk.catalog.note(FINGERPRINT, [note(5)], since=0.0)
-        disk.catalog.note(FINGERPRINT, [note(6)], since=START)
-        assert [bool(traces(tmp_path, number)) for number in (4, 5, 6)] == [True, False, True], "it came before, and late"
+        disk.catalog.note(FINGERPRINT, [note(5)], since=before)
+        before = disk.catalog.ages.wiped()
+        disk.catalog.note(FINGERPRINT, [note(6)], since=before)
+        disk.erase([label(9).key])
+        disk.catalog.note(FINGERPRINT, [note(7)], since=before)
+        found = [bool(traces(tmp_path, number)) for number in (4, 5, 6, 7)]
+        assert found == [True, False, True, False], "it came before, and late"
 
 
 def test_what_comes_while_somebody_deletes_everything_goes_too(tmp_path: Path) -> None:
@@ -537,7 +551,8 @@ def test_a_running_server_is_told_what_was_erased(tmp_path: Path, running: Write
         told = collected(running, ObjectGone)  # its own have appeared to it as well, sooner or later
         assert [one for one in told if not isinstance(one, ObjectFound)] == [ObjectGone(label(0).key)]
         other.erase([label(1).key])
-        assert collected(running, EverythingErased) == [ObjectErased(label(1).key), EverythingErased(0.0)]
+        told = collected(running, OwnersErased)
+        assert told == [ObjectErased(label(1).key), OwnersErased(other.catalog.ages.last_tombstone(), frozenset(OWNERS[:1]))]
         other.erase([label(2).key], START + 5)
         assert collected(running, EverythingErased) == [ObjectErased(label(2).key), EverythingErased(START + 5)]
 
@@ -552,11 +567,12 @@ def test_wishes_that_come_together_are_all_told(tmp_path: Path, running: WriteBe
         other.catalog._db.execute("BEGIN IMMEDIATE")
         other.catalog._db.execute("DELETE FROM objects WHERE key IN (?, ?)", (label(0).key, label(2).key))
         other.catalog._db.execute("INSERT OR REPLACE INTO erased (id, before, times) VALUES (1, ?, 2)", (START,))
+        other.catalog._db.execute("INSERT INTO tombstones (owner, written) VALUES (?, 0.0)", (OWNERS[0],))
         other.catalog._db.execute("UPDATE totals SET erased = erased + 1")
         other.catalog._db.execute("COMMIT")
-    found = collected(running, EverythingErased, 2)
+    found = collected(running, OwnersErased)
     assert {one.key for one in found if isinstance(one, ObjectErased)} == {label(0).key, label(2).key}
-    assert [one for one in found if isinstance(one, EverythingErased)] == [EverythingErased(START), EverythingErased(0.0)]
+    assert EverythingErased(START) in found
 
 
 def test_a_clock_that_is_set_back_does_not_end_the_writing(tmp_path: Path) -> None:
@@ -603,7 +619,7 @@ def test_what_is_on_its_way_to_the_disk_is_erased_too(tmp_path: Path, running: W
         running.notices()
         with other.writing():
             assert running.offer(replace(derived, canonical=True), rows(3))  # in its place
-            other.catalog.ages.wipe([derived.key], -math.inf, time.time())
+            other.catalog.ages.wipe([derived.key], -math.inf, time.time(), OWNERS[:1])
             other.path(derived.key).unlink()
             other.catalog.ages.scrub()
         assert any(isinstance(one, ObjectRefused) for one in collected(running, ObjectErased))
@@ -623,7 +639,7 @@ def test_what_is_being_written_is_erased_too(tmp_path: Path, running: WriteBehin
     monkeypatch.setattr(WriteBehind, "_expire", late)
     assert running.offer(label(0, written=START), rows(0))
     assert begun.wait(30)
-    done = running.erase([label(0).key])
+    done = running.erase([label(0).key], b"alice123")
     asked.set()
     assert done.result(30) == 0
     assert next(one for one in collected(running, ObjectRefused) if isinstance(one, ObjectRefused)).reason == "erased"
@@ -652,7 +668,7 @@ def test_what_this_process_erases_it_need_not_look_for(tmp_path: Path, monkeypat
     for number in range(4):
         assert tier.offer(label(number, OWNERS[0], START - number * DAY), rows(number))
     collected(tier, ObjectStored, 4)
-    assert tier.erase([label(0).key]).result(30)
+    assert tier.erase([label(0).key], b"alice123").result(30)
     clock.now += 5 * DAY
     assert {one.key for one in collected(tier, ObjectErased, 3) if isinstance(one, ObjectErased)} == {
         label(number).key for number in (0, 2, 3)
@@ -726,6 +742,7 @@ def test_terms_outlive_the_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyP
         wait_until(lambda: len(disk.catalog.ages.terms()) == 2)
     monkeypatch.setattr(WriteBehind, "_work", lose_once)
     assert lost.wait(30)
+    collected(tier, OwnersErased)  # nobody knows what the lost one would have said
     assert tier.offer(label(1), rows(1))
     collected(tier, ObjectStored)
     assert terms.owners == {OWNERS[0]: 7 * DAY, OWNERS[1]: DAY}

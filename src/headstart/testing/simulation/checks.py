@@ -30,6 +30,7 @@ from headstart.testing.simulation.threads import TIME
 from headstart.testing.simulation.violation import Violation, require
 from headstart.tiers.disk import FormatError, Label, format
 from headstart.tiers.disk.store import RESERVE
+from headstart.tiers.write_behind import WriteBehind
 
 if TYPE_CHECKING:
     from headstart.serving.runtime import Runtime
@@ -200,8 +201,11 @@ class Checks:
                 require(file.allocated == allocated, "disk: a row with another size than its object")
 
 
-def agrees(runtime: Runtime, database: sqlite3.Connection) -> bool:
-    """Whether all that the index believes to be on disk has a row that is as good."""
+def agrees(runtime: Runtime, disk: WriteBehind, database: sqlite3.Connection) -> bool:
+    """Whether a server has heard of all deletions, and all that its index believes to be on disk has a row that is as good."""
+    (last,) = sqlite3.Connection.execute(database, "SELECT seq FROM sqlite_sequence WHERE name = 'tombstones'").fetchone()
+    if disk._tombstone != last:
+        return False
     rows = dict(sqlite3.Connection.execute(database, "SELECT key, canonical FROM objects").fetchall())
     believed = ((entry.id, entry.copies["disk"]) for entry in runtime.cache.index if "disk" in entry.copies)
     return all(rows.get(key, -1) >= canonical for key, canonical in believed)

@@ -253,9 +253,10 @@ class Clients(SimulatedMachine):
         deletion = next(one for one in reversed(server.deletions) if key in one.blocks)
         erasures.answered(deletion)
         self.checks.pinned.deleted(deletion.blocks)
-        others = self.programs or self.here.now < self._removed + HEARD  # of what they did, a server hears later
-        if len(self.servers) == 1 and not others:
+        if self.programs or self.here.now < self._removed + HEARD:  # of what they did, a server hears later
+            return
+        erasures.files(self.files)  # no other server writes it again, though it may not have heard yet
+        if len(self.servers) == 1:
             runtime.scheduler.call(lambda: erasures.server(runtime, rests=False)).result()
-            erasures.files(self.files)
             erasures.durable(self.files, deletion)
             erasures.bytes(self.files.real, deletion)

@@ -7,7 +7,7 @@ with tokens that another chain has.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,18 +31,14 @@ class Deletion:
     Attributes:
         blocks: the deleted entries, and the checkpoints that they may have had, each with the block whose tokens it has.
         at: when that was, in seconds since 1970.
-        hidden: those of which other servers cannot hear, because the disk does not have them. They may keep them in memory.
     """
 
     blocks: Mapping[BlockId, BlockId]
     at: float
-    hidden: frozenset[BlockId]
 
     @classmethod
-    def of(cls, keys: Collection[BlockId], at: float, hears: Callable[[BlockId], bool]) -> Deletion:
-        """`hears`: whether all servers hear of the deletion of an entry."""
-        blocks = {key: key for key in keys} | {checkpoint_id(key): key for key in keys}
-        return cls(blocks, at, frozenset(key for key in blocks if not hears(key)))
+    def of(cls, keys: Collection[BlockId], at: float) -> Deletion:
+        return cls({key: key for key in keys} | {checkpoint_id(key): key for key in keys}, at)
 
 
 class Erasures:
@@ -63,7 +59,7 @@ class Erasures:
 
     def answered(self, deletion: Deletion) -> None:
         """The owner knows that it is done."""
-        self._gone.update(dict.fromkeys(deletion.blocks.keys() - deletion.hidden, deletion))
+        self._gone.update(dict.fromkeys(deletion.blocks, deletion))
 
     def swept(self, before: float, spared: Collection[BlockId]) -> None:
         """Everything written up to a time is deleted, except what is spared."""

@@ -192,8 +192,8 @@ def _trouble(dice: random.Random, setup: Setup, last: float) -> list[Happening]:
 
 
 def _wishes(dice: random.Random, setup: Setup, asks: list[Happening]) -> list[Happening]:
-    """Chains are deleted just after their replies, or after objects were damaged. Owners pin all that they have, and unpin or
-    delete some of it."""
+    """Chains are deleted just after their replies, after objects were damaged, or beside a second server. Owners pin all that
+    they have, and unpin or delete some of it."""
     events = list[Happening]()
     if dice.random() < 0.15:
         start = dice.choice(asks[5:20]).at
@@ -209,4 +209,8 @@ def _wishes(dice: random.Random, setup: Setup, asks: list[Happening]) -> list[Ha
                 later: tuple[What, ...] = dice.choice([(), ("pin",), ("unpin",), ("delete",)])
                 for what in ("pin", *later):
                     events.append(Happening(5.0 + dice.random() * 30.0, what, who, talk, size=dice.choice([20, 100])))
+    if dice.random() < 0.15:  # two servers have parts of the same conversations
+        events.append(Happening(1.0, "second"))
+        for ask in dice.sample(asks[8:], 6):
+            events.append(Happening(ask.at + dice.random() * dice.choice([0.3, 3.0]), "delete", ask.who, ask.talk))
     return events

@@ -90,8 +90,7 @@ class SimulatedMachine:
 
     def _deletes(self, server: SimulatedServer, keys: Collection[BlockId]) -> None:
         """A server deletes entries, on its engine thread. From now on nothing of them is used any more."""
-        alone = len(self._processes_alive()) == 1
-        deletion = Deletion.of(keys, self.files.now(), lambda key: alone or self._file(key) is not None)
+        deletion = Deletion.of(keys, self.files.now())
         server.deletions.append(deletion)
         assert server.runtime is not None
         try:

@@ -114,7 +114,8 @@ class HistoryRun(Clients):
         runtime = server.runtime
         assert runtime is not None
         store = runtime.cache.store
-        return runtime.scheduler.idle and not (store.offload.writing or store.offload._queued) and self._tidied(server)
+        waits = store.offload.writing or store.offload._queued or runtime.scheduler.expiry.busy
+        return runtime.scheduler.idle and not waits and self._tidied(server)
 
     def _tidied(self, server: SimulatedServer) -> bool:
         disk = server.disk
@@ -125,7 +126,7 @@ class HistoryRun(Clients):
             return False  # a call of the disk hangs
         assert disk._disk is not None
         assert server.runtime is not None
-        return replaced(disk._disk) or checking.agrees(server.runtime, disk._disk.catalog._db)
+        return replaced(disk._disk) or checking.agrees(server.runtime, disk, disk._disk.catalog._db)
 
     def _end(self) -> None:
         for server in self.servers:

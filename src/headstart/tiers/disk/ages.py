@@ -12,6 +12,12 @@ from collections.abc import Collection, Iterator, Mapping
 from headstart.prefix_cache.expiry import Terms, outlived
 from headstart.tiers.disk import schema
 
+TOMBSTONES = 1024
+"""Most tombstones that are kept: the latest. A server that has not seen all later ones takes everybody's for deleted."""
+TOMBSTONE_TERM = 86_400.0
+"""Most seconds for which one is kept."""
+OWNERS = 64
+"""Most owners of one deletion of whom each gets a tombstone. If there are more, there is one for everybody."""
 _NOBODY = b"nobody"
 """An owner who has no term of his own: other owners' names are longer."""
 
@@ -22,11 +28,13 @@ class Ages:
     Attributes:
         own: how many times this process has deleted rows without a ghost. It knows which.
         seen: the number of the latest ghost that this process knows.
+        own_tombstones: the numbers of those of the latest deletion that this process has recorded.
     """
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._db = database
         self.own = self.seen = 0
+        self.own_tombstones = range(0)
         self._terms_seen: tuple[int, float, float] = (-1, 0.0, 0.0)
 
     def due(self, terms: Terms, now: float, owner: bytes | None, most: int) -> list[bytes]:
@@ -49,7 +57,7 @@ class Ages:
         return {key for (key,) in self._db.execute("SELECT key FROM objects WHERE written <= ?", (before,))}
 
     def fade(self, terms: Terms, now: float, most: int) -> Iterator[None]:
-        """Deletes expired ghosts and notes, in pieces of up to `most`. Others may write between two pieces."""
+        """Deletes expired ghosts, notes and tombstones, in pieces of up to `most`. Others may write between two pieces."""
         owner = "COALESCE((SELECT owner FROM objects WHERE key = block), x'')"  # the owner of a note's block, if that is there
         for table, whose in (("ghosts", "owner"), ("notes", owner)):
             query = f"SELECT number, {whose}, written FROM {table} WHERE number > ? AND written <= ? ORDER BY number LIMIT ?"
@@ -63,6 +71,7 @@ class Ages:
                         self._db.executemany(f"DELETE FROM {table} WHERE number = ?", old)
                     self.own += table == "notes" or old[-1][0] <= self.seen
                 yield
+        self.outdate_tombstones(terms.cut(b"", now))
 
     def erase(self, keys: Collection[bytes]) -> None:
         """Deletes the rows of objects, their ghosts and their notes."""
@@ -81,11 +90,15 @@ class Ages:
         """Other processes must look for what is gone."""
         self._db.execute("UPDATE totals SET erased = erased + 1")
 
-    def wipe(self, keys: Collection[bytes], before: float, now: float) -> None:
+    def wipe(self, keys: Collection[bytes], before: float, now: float, owners: Collection[bytes] = ()) -> None:
         """Does the same on request of a user, and records the request, so that running servers forget the objects too.
 
         It also deletes ghosts and notes that were written up to the time `before`.
+
+        Args:
+            owners: of deleted entries, also of those that were never on disk. Each gets a tombstone.
         """
+        tombstones = range(0)
         with schema.change(self._db):
             self._erase(keys)
             self._db.execute("DELETE FROM ghosts WHERE written <= ?", (before,))
@@ -95,12 +108,47 @@ class Ages:
             last, times = self.wiped()
             values = max(before, last if last <= now else 0.0), times + 1  # the clock may have been set back
             self._db.execute("INSERT OR REPLACE INTO erased (id, before, times) VALUES (1, ?, ?)", values)
+            if owners:
+                tombstones = self._bury(owners, now)
+        self.own_tombstones = tombstones
         self.own += not before > -math.inf  # with a time, it also deletes ghosts that nobody may have seen
 
     def wiped(self) -> tuple[float, int]:
         """The time up to which a user has deleted everything (0 if never), and the number of all such deletions."""
         found = self._db.execute("SELECT before, times FROM erased").fetchone()
         return (float(found[0]), int(found[1])) if found else (0.0, 0)
+
+    def _bury(self, owners: Collection[bytes], now: float) -> range:
+        """Adds tombstones, and drops the oldest ones. Returns the numbers of the new ones."""
+        first = self.last_tombstone() + 1
+        rows = [(owner, now) for owner in sorted({*owners} if len(owners) <= OWNERS else {b""})]
+        self._db.executemany("INSERT INTO tombstones (owner, written) VALUES (?, ?)", rows)
+        last = first + len(rows) - 1
+        self._db.execute("DELETE FROM tombstones WHERE number <= ?", (last - TOMBSTONES,))
+        return range(first, last + 1)
+
+    def last_tombstone(self) -> int:
+        """The number of the latest tombstone ever. Numbers have no gaps."""
+        found = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'tombstones'").fetchone()
+        return 0 if found is None else int(found[0])
+
+    def owners_between(self, seen: int, last: int, own: Collection[int] = ()) -> frozenset[bytes] | None:
+        """Of whom something was deleted after the tombstone with number `seen`, up to the one with number `last`.
+
+        None if it may be anybody: some of these tombstones are gone, or the catalogue is a new one. Those that are `own` do not
+        count.
+        """
+        query = "SELECT number, owner FROM tombstones WHERE number > ? AND number <= ? ORDER BY number"
+        rows = [(number, bytes(owner)) for number, owner in self._db.execute(query, (seen, last)) if number not in own]
+        wanted = last - seen - sum(seen < number <= last for number in own)
+        owners = frozenset(owner for _, owner in rows)
+        return None if last < seen or len(rows) < wanted or b"" in owners else owners
+
+    def outdate_tombstones(self, before: float) -> None:
+        """Deletes the tombstones up to the last one that was written up to the time `before`."""
+        query = "FROM tombstones WHERE number <= (SELECT MAX(number) FROM tombstones WHERE written <= ?)"
+        if self._db.execute(f"SELECT 1 {query} LIMIT 1", (before,)).fetchone() is not None:
+            self._db.execute(f"DELETE {query}", (before,))
 
     def recall(self, before: float) -> None:
         """Records such a request again, if none is recorded."""

@@ -194,11 +194,13 @@ class Catalog:
         found = rows_of(self._db, f"key, number, seconds, allocated, {USED}", keys)
         return {key: (number, stats_of(used, seconds, allocated)) for key, number, seconds, allocated, *used in found}
 
-    def note(self, fingerprint: bytes, notes: Collection[Note], now: float | None = None, since: float | None = None) -> None:
-        """Stores notes, and replaces those with the same keys. `since`: do so only if `Ages.wiped` still returns this time."""
+    def note(
+        self, fingerprint: bytes, notes: Collection[Note], now: float | None = None, since: tuple[float, int] | None = None
+    ) -> None:
+        """Stores notes, and replaces those with the same keys. `since`: do so only if `Ages.wiped` still returns this."""
         now = time.time() if now is None else now
         with self._change():
-            if since is not None and self.ages.wiped()[0] != since:
+            if since is not None and self.ages.wiped() != since:
                 return
             self._db.executemany(
                 "INSERT OR REPLACE INTO notes (fingerprint, key, block, value, written) VALUES (?, ?, ?, ?, ?)",

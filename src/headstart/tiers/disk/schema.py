@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -98,6 +99,11 @@ _TABLES = {
         id INTEGER PRIMARY KEY CHECK (id = 1),
         before REAL NOT NULL,                      -- everything that was written up to this time
         times INTEGER NOT NULL                     -- number of such requests, those for one chain included
+    )""",
+    "tombstones": """(                             -- whose entries were deleted: running servers drop what only memory has
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        owner BLOB NOT NULL,                       -- empty for anybody
+        written REAL NOT NULL
     )""",
     "soiled": """(                                 -- a row, if parts of deleted text may still be in the files
         id INTEGER PRIMARY KEY CHECK (id = 1)
@@ -219,6 +225,19 @@ def _create(database: sqlite3.Connection) -> None:
         database.execute(f"CREATE TRIGGER IF NOT EXISTS {name} {definition}")
     if database.execute("SELECT 1 FROM totals").fetchone() is None:
         database.execute("INSERT OR IGNORE INTO totals (id) VALUES (1)")
+    _first_tombstone(database)
+
+
+def _first_tombstone(database: sqlite3.Connection) -> None:
+    """A catalogue that takes the place of a lost one does not know what was deleted: anybody's entries may have been.
+
+    Its tombstones have other numbers than the lost ones: a server that has seen those notices it.
+    """
+    none = "NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'tombstones')"
+    if database.execute(f"SELECT 1 WHERE {none}").fetchone() is not None:
+        now = time.time()
+        query = f"INSERT INTO tombstones (number, owner, written) SELECT ?, x'', ? WHERE {none}"
+        database.execute(query, (int(now * 1000), now))
 
 
 @contextmanager

@@ -28,11 +28,13 @@ from pathlib import Path
 
 import numpy as np
 
+from headstart.errors import Conflict
 from headstart.interfaces.tier import Store
 from headstart.interfaces.tokens import Bytes
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.quota import NoQuota, OwnerLimits, PinLimits, quota
 from headstart.tiers.disk import files, format, reader
+from headstart.tiers.disk.ages import TOMBSTONE_TERM
 from headstart.tiers.disk.catalog import Catalog, Row, StoredModel
 from headstart.tiers.disk.format import FormatError, Header, Label, Sealed
 from headstart.tiers.disk.lock import Lock
@@ -370,7 +372,11 @@ class Disk(Store):
         return self.remove(going) if going else []
 
     def erase(
-        self, keys: Collection[bytes], before: float = -math.inf, spared: Callable[[], Collection[bytes]] = frozenset
+        self,
+        keys: Collection[bytes],
+        before: float = -math.inf,
+        spared: Callable[[], Collection[bytes]] = frozenset,
+        owners: Collection[bytes] = (),
     ) -> list[Row]:
         """Deletes objects on request of a user, with every trace of them in the folder. Returns the rows of deleted objects.
 
@@ -378,14 +384,24 @@ class Disk(Store):
         the time `before`. Objects that are `spared` stay; this function is called under the lock. Running servers forget the
         objects too. If this raises, `reconcile` finishes the work.
 
+        Args:
+            owners: of those entries that are not on disk. Without `before`, running servers also forget what only their memory
+                has of the owners of all entries: some of it may be meant.
+
         Raises:
+            Conflict: one of the objects is pinned. None is deleted then.
             OSError: also if some of the files cannot be deleted. The rows of objects stay then.
             sqlite3.Error: the catalogue cannot be changed.
         """
         with self.writing():
             keys = ({*keys} | self.catalog.ages.old(before)) - {*spared()}
             rows = [row for key in keys if (row := self.catalog.get(key)) is not None]
-            gone = set(self._remove(keys, lambda: self.catalog.ages.wipe(keys, before, self._clock())))
+            buried = set[bytes]()
+            if before == -math.inf:
+                if any(row.pinned for row in rows):
+                    raise Conflict("This chain is pinned: unpin it first.", code="pinned")
+                buried = {*owners, *(row.label.owner for row in rows)}
+            gone = set(self._remove(keys, lambda: self.catalog.ages.wipe(keys, before, self._clock(), buried)))
             if before > -math.inf:
                 self._note_deleted(self.catalog.ages.wiped()[0])
             self._quarantine.empty()
@@ -596,6 +612,7 @@ class Disk(Store):
             if not self.catalog.ages.clean:  # a deletion was interrupted
                 self._quarantine.empty()
                 files.sync(self.objects)
+            self.catalog.ages.outdate_tombstones(self._clock() - TOMBSTONE_TERM)
             gone += self._scrub()
         yield [label for label, _ in later], gone
 
