@@ -239,8 +239,8 @@ PLANTED = (
     Planted(
         "a deletion leaves its files",
         "tiers/disk/store.py",
-        "            gone = set(self._remove(keys, lambda: self.catalog.ages.wipe(keys, before, self._clock())))\n",
-        "            gone = set(keys)\n            self.catalog.ages.wipe(keys, before, self._clock())\n",
+        "            gone = set(self._remove(keys, lambda: self.catalog.ages.wipe(keys, before, self._clock(), buried)))\n",
+        "            gone = set(keys)\n            self.catalog.ages.wipe(keys, before, self._clock(), buried)\n",
     ),
     Planted(
         "a deletion leaves the ghosts of checkpoints",

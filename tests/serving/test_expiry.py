@@ -540,14 +540,15 @@ def test_a_deleted_text_is_not_quoted(running: bool) -> None:
 
 
 def test_an_open_tail_goes_with_its_chain(tmp_path: Path) -> None:
-    """It is only in memory, and hangs on a block that is deleted on disk."""
+    """It is only in memory, and hangs on a block that is deleted on disk. That of another owner stays."""
     marks = [mark(0), mark(1)]
     with started(Clock(), tmp_path, settle="off", explain="off") as runtime:
         ends = list[bytes]()
-        for one in marks:
-            prompt = runtime.text_prompt(f"{one[::-1]:.<24}12{one}")  # behind three whole blocks, which say it backwards
+        for one, salt in zip(marks, ("alice", "bob"), strict=True):
+            text = f"{one[::-1]:.<24}12{one}"  # behind three whole blocks, which say it backwards
+            prompt = runtime.text_prompt(text, salt=salt)
             assert Pending(runtime, Request(prompt, GenerationParams(max_tokens=0))).answer().finish.reason == "length"
-            ends.append(Chain(root_id(runtime.engine.fingerprint, ""), 8, prompt.tokens).ids[-1])
+            ends.append(Chain(root_id(runtime.engine.fingerprint, salt), 8, prompt.tokens).ids[-1])
         settled(runtime)
         for slot in runtime.scheduler.slots:
             assert runtime.erase(slot.number) is not None
