@@ -337,6 +337,31 @@ def test_what_a_deletion_of_everything_spares_can_still_be_used(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_conversation_goes_on_behind_what_a_deletion_of_everything_has_spared(tmp_path: Path, kind: str) -> None:
+    """Its new checkpoints cover old text too, so memory and disk refused them until the next start."""
+    chat = [user(LONG), assistant("So it is."), user(f"And then? {LONG}")]
+    with started(tmp_path, engine=KINDS[kind], settle="off") as runtime:
+        chain = say(runtime, LONG)
+        runtime.stored.pin(chain.id, None)
+        before = runtime.clock()
+        runtime.clock.now += 1  # type: ignore[attr-defined]
+        with closing(Disk(tmp_path, 1 << 40, clock=runtime.clock)) as disk:
+            disk.erase(disk.catalog.keys(), before, lambda: StoredChains(disk.catalog.rows()).needed())
+        runtime.scheduler.wake()
+        wait_until(lambda: runtime.cache.store.terms.before == before and not runtime.scheduler.expiry.busy)
+        quiet(runtime)
+        assert ask(runtime, chat, max_tokens=1).report.cached
+        quiet(runtime)
+        runtime.erase(0)
+        assert ask(runtime, chat, max_tokens=1).report.computed <= 8, "memory has what follows"
+        quiet(runtime)
+        on_disk = {entry.id for entry in runtime.cache.index if len(entry.tokens) == 8}
+        assert runtime.cache.disk.counters["skipped_erased"] == 0
+    with closing(Disk(tmp_path, 1 << 40)) as disk:
+        assert on_disk <= disk.catalog.keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_pinned_object_that_a_fault_destroys_is_pinned_again_when_it_is_stored_again(tmp_path: Path, kind: str) -> None:
     with started(tmp_path, engine=KINDS[kind]) as runtime:
         chain = say(runtime, LONG)

@@ -91,7 +91,7 @@ class KvStore:
             self.pins.found,
             self.pins.lost,
             self.pins.left,
-            lambda label: not (label.key in self.barred or self._expired(label.owner, label.written)),
+            lambda label: not (label.key in self.barred or self.expired(label.owner, label.written)),
             self.barred,
             lambda: self.clock(),
         )
@@ -175,19 +175,27 @@ class KvStore:
     def spent(self, entry: Entry) -> bool:
         """Whether the time of an entry is over, or a user has deleted everything of that time.
 
-        What is still on disk after such a deletion was spared, because a pinned chain needs it.
+        What is still on disk after such a deletion was spared, because a pinned chain needs it, or is younger.
         """
-        known = self.index.get(entry.id)
-        if known is not None and self.disk.name in known.copies:
-            return self._expired(entry.owner, entry.written)
-        return entry.written <= self.terms.due(entry.owner, self.wall())
+        before = self.terms.before
+        if self.expired(entry.owner, entry.written):
+            return True
+        if entry.written > before or self._on_disk(self.index.get(entry.id)):
+            return False
+        # A checkpoint is as old as the oldest text before it. If the latest of this text is spared or younger, it is so too.
+        block = self.index.get(entry.parent) if entry.state else None
+        return block is None or not (self._on_disk(block) or block.written > before)
+
+    def _on_disk(self, entry: Entry | None) -> bool:
+        return entry is not None and self.disk.name in entry.copies
 
     def usable(self, entry: Entry) -> bool:
         """Whether a request may load an entry: its time is not over, and nobody is deleting it."""
         hidden = entry.owner in self.barred.owners and self.disk.name not in entry.copies
         return not (hidden or entry.id in self.barred or self.spent(entry))
 
-    def _expired(self, owner: bytes, written: float) -> bool:
+    def expired(self, owner: bytes, written: float) -> bool:
+        """Whether the time is over of what was written at a time."""
         return written <= self.terms.cut(owner, self.wall())
 
     def erase(self, entry: Entry) -> None:

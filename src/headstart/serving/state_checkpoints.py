@@ -48,9 +48,9 @@ class StateCheckpoints:
         entry = Entry(
             checkpoint_id(parent), parent, tokens, start, state=True, protected=protected, owner=owner, written=written
         )
-        if slot.forsaken or self._store.spent(entry):
-            return None
         store = self._store
+        if slot.forsaken or store.expired(owner, written) or slot.written(slot.restored) <= store.terms.before:
+            return None
         if entry.id in store.offload.writing or not store.index.wants(entry.id, store.memory.name, canonical=canonical):
             return None
         stay = {mark // self._block_size for mark in (landmarks.anchor, landmarks.turn)}

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from headstart.errors import Conflict, Unavailable
+from headstart.interfaces.tier import KV
 from headstart.interfaces.tokens import Bytes
 from headstart.names import OptionText, option
 from headstart.prefix_cache.expiry import Terms
@@ -468,7 +469,7 @@ class WriteBehind:
         seen = {one.label.key: one.tombstone for one in reversed(batch)}  # if one comes twice, that of the first
 
         def wanted(label: Label) -> bool:
-            if self._erased(disk, label):
+            if self._erased(disk, label) or self._wiped(disk, label, seen.keys() - unwanted.keys()):
                 unwanted[label.key] = "erased"
             elif self._watch.outdated(disk.catalog, label, seen[label.key]):
                 unwanted[label.key] = "outdated"
@@ -554,14 +555,22 @@ class WriteBehind:
 
     def _erased(self, disk: Disk, label: Label) -> bool:
         """Whether an object must not be written: it has expired, or a user has deleted it since the folder was opened."""
-        due = self._terms.due(label.owner, self._clock()) if label.owner else -math.inf
-        if label.key in self._erased_now or 0 < label.written <= due:
-            return True
-        wiped, _ = disk.catalog.ages.wiped()
-        before = self._terms.before if self._terms.obeyed == wiped else wiped
-        if wiped not in (0.0, self._watch.wiped_first) and label.written <= before:
+        over = self._terms.cut(label.owner, self._clock()) if label.owner else -math.inf
+        if label.key in self._erased_now or 0 < label.written <= over:
             return True
         return label.key in self._watch.known and label.key not in disk and not disk.catalog.ghosts([label.key])
+
+    def _wiped(self, disk: Disk, label: Label, coming: Collection[bytes]) -> bool:
+        """Whether an object must not be written because a user has deleted everything of its time.
+
+        `coming`: objects that will be written.
+        """
+        (wiped, _), obeyed = disk.catalog.ages.wiped(), self._terms.before
+        known = wiped in (0.0, self._watch.wiped_first, self._terms.obeyed)
+        if label.written > (obeyed if known else max(obeyed, wiped)):
+            return False
+        # A checkpoint is as old as the oldest text before it. If its block is there, a pinned chain needs it, or it is younger.
+        return label.kind == KV or not (label.parent in coming or label.parent in disk)
 
     def _housekeep(self, disk: Disk) -> None:
         uses = [self._uses.popleft() for _ in range(len(self._uses))]

@@ -82,7 +82,7 @@ class Erasures:
 
     def _is_swept(self, key: BlockId, block: BlockId, written: float) -> bool:
         latest = max(written, self._made.get(block, 0.0))
-        return any(latest <= before and key not in spared for before, spared in self._swept)
+        return any(latest <= before and spared.isdisjoint((key, block)) for before, spared in self._swept)
 
     def _old(self, key: BlockId, written: float) -> bool:
         """Whether what was written at a time, of an entry of this key, was deleted by its owner."""
