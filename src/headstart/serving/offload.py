@@ -227,8 +227,9 @@ class Offload:
                     self.erased.add(key)
                 case EverythingErased(before=before):
                     self.before = max(self.before, before)
-                case OwnersErased(owners=owners):
+                case OwnersErased(number=number, owners=owners):
                     self._erase_owners(owners)
+                    self._disk.obey(number)
                 case PinsFound(keys=keys):
                     self._pinned(keys)
                 case NoteFound(note=note):

@@ -109,5 +109,8 @@ class DiskTier(Protocol):
     def notices(self) -> list[Notice]:
         """New notices since the last call. If there are very many, the rest comes with the next calls."""
 
+    def obey(self, tombstone: int) -> None:
+        """What is offered from now on is none of what must go because of the `OwnersErased` with this number."""
+
     def close(self, seconds: float) -> bool:
         """Writes the queued objects for at most `seconds`, and ends. False if it is still running and may read payloads."""

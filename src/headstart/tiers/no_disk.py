@@ -69,6 +69,9 @@ class NoDisk:
     def notices(self) -> list[Notice]:
         return []
 
+    def obey(self, tombstone: int) -> None:
+        pass
+
     def close(self, seconds: float) -> bool:
         return True
 

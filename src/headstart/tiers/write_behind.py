@@ -41,7 +41,6 @@ from headstart.tiers.notices import (
     ObjectGone,
     ObjectRefused,
     ObjectStored,
-    OwnersErased,
 )
 from headstart.tiers.parallel_read import ParallelRead
 from headstart.units import count, show_size
@@ -78,7 +77,7 @@ LOG_EVERY = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An object on its way to the disk. `tombstone`: the number of the latest one of which the engine thread knew."""
+    """An object on its way to the disk. `tombstone`: the number of the latest one that the engine thread obeyed."""
 
     label: Label
     payload: Bytes
@@ -133,7 +132,7 @@ class WriteBehind:
         self._logged = (0, 0)  # the counters at the last log line
         self._logged_at = self._tidied = float("-inf")
         self._watch = CatalogWatch(fingerprint, clock())
-        self._tombstone = 0  # the number of the latest one of which the engine thread knows
+        self._tombstone = 0  # the number of the latest one that the engine thread obeys
         self._begun = False  # whether anything may have been stored
         self._deletions: tuple[float, int] | None = None  # those of which all notices are in the queue
         self._listed = True  # whether the notices of all objects are in the queue; none are while the disk cannot be used
@@ -340,9 +339,10 @@ class WriteBehind:
         return self._foreign
 
     def notices(self) -> list[Notice]:
-        found = [self._notices.popleft() for _ in range(min(len(self._notices), SOME))]
-        self._tombstone = max((one.number for one in found if isinstance(one, OwnersErased)), default=self._tombstone)
-        return found
+        return [self._notices.popleft() for _ in range(min(len(self._notices), SOME))]
+
+    def obey(self, tombstone: int) -> None:
+        self._tombstone = tombstone
 
     def close(self, seconds: float) -> bool:
         self._ends = time.monotonic() + seconds
