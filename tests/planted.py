@@ -347,7 +347,7 @@ PLANTED = (
         "tiers/disk/store.py",
         "                if any(row.pinned for row in rows):\n",
         "                if False:\n",
-        rare="one server must pin a chain within a quarter of a second before another one deletes it (tests/serving/test_deleted_elsewhere.py)",
+        rare="one server must pin a chain within a quarter of a second before another one deletes it (tests/serving/test_barred.py)",
     ),
     Planted(
         "what only memory has stays after a deletion elsewhere",
@@ -372,7 +372,7 @@ PLANTED = (
         "tiers/catalog_watch.py",
         "        return owners is None or label.owner in owners or (bool(owners) and not label.owner)\n",
         "        return False\n",
-        rare="an object must wait for the disk just while another server deletes it (tests/serving/test_deleted_elsewhere.py)",
+        rare="an object must wait for the disk just while another server deletes it (tests/serving/test_barred.py)",
     ),
     Planted(
         "a deletion elsewhere takes what is pinned",
