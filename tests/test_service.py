@@ -69,5 +69,5 @@ def test_a_server_needs_no_memory_that_is_written_and_executed(demo_model: Path)
     with started(command) as server:
         asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "response_format": {"type": "json_object"}}
         answer = httpx.post(f"{server.address()}/v1/chat/completions", json=asked, timeout=120)
-        assert answer.json()["usage"]["completion_tokens"] == 4
+        assert 0 < answer.json()["usage"]["completion_tokens"] <= 4  # `{}` is two
         assert server.end() == 0
