@@ -21,5 +21,8 @@ def test_one_model_is_listed_like_several(capfd: pytest.CaptureFixture[str], mon
                 main(["ps", *options])
             assert ended.value.code == 0
             shown.append(capfd.readouterr().out)
-    assert [line.split() for line in shown[0].splitlines()[1:] if "fake" in line] == [["fake", "ready", "0", "0"]]
+    assert [line.split() for line in shown[0].splitlines()[-2:]] == [
+        ["MODEL", "STATE", "RUNNING", "WAITING"],
+        ["fake", "ready", "0", "0"],
+    ]
     assert json.loads(shown[1][shown[1].index("{") :])["models"][0]["name"] == "fake"

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from headstart.cli.pull import shortened
+from headstart.model_names import model_name
 from headstart.serving.runtime import Runtime
 from headstart.units import count, show_size, show_time
 from headstart.version import __version__
@@ -25,14 +27,17 @@ LOG_EVERY = 2.0
 
 @contextmanager
 def loading(model: str) -> Iterator[Callable[[float], None]]:
-    """Shows progress as a bar on a terminal, else as log lines. Yields a function that takes the share from 0 to 1."""
+    """Shows progress as a bar on a terminal, else as log lines. Yields a function that takes the share from 0 to 1.
+
+    A bar has the name of the model's file: a path would push it off the screen.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _logged(model)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, refresh_per_second=4) as bar:
-        task = bar.add_task(f"loading {escape(model)}", total=1.0)
+        task = bar.add_task(f"loading {escape(shortened(model_name(model), console.width // 3))}", total=1.0)
         yield lambda share: bar.update(task, completed=share)
 
 

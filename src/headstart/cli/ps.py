@@ -31,8 +31,9 @@ def ps(
         typer.echo(jsons.dumps(found, indent=2))
         return
     rows = [("MODEL", "STATE", "MEMORY", "RUNNING", "WAITING", "IDLE"), *(_row(model) for model in found["models"])]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    for row in zip(*columns, strict=True):
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     if "memory_bytes" in found:
         used, total = show_size(found["memory_used_bytes"]), show_size(found["memory_bytes"])
