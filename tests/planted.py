@@ -383,8 +383,8 @@ PLANTED = (
     Planted(
         "a server forgets what a deletion of everything spares",
         "serving/kv_store.py",
-        "        if known is not None and self.disk.name in known.copies:\n",
-        "        if False:\n",
+        "        if entry.written > before or self._on_disk(self.index.get(entry.id)):\n",
+        "        if entry.written > before:\n",
     ),
     Planted(
         "a deletion of everything leaves memory",
