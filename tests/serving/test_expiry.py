@@ -539,6 +539,25 @@ def test_a_deleted_text_is_not_quoted(running: bool) -> None:
         assert kept(runtime, [mark(0), mark(2)]) == {mark(2)}
 
 
+def test_a_tombstone_that_is_read_while_an_earlier_one_is_obeyed_is_obeyed_too() -> None:
+    """Another deletion takes the notices of the disk, just before the last piece of the walk."""
+    with started(Clock(), settle="off") as runtime:
+        ask(runtime, [user(marked(0))], salt="alice", max_tokens=4)
+        settled(runtime)
+        store, expiry = runtime.cache.store, runtime.scheduler.expiry
+
+        def together() -> None:
+            store.offload._erase_owners([runtime.owner("bob")])
+            expiry.step()
+            store.offload._erase_owners([runtime.owner("alice")])
+            runtime.scheduler.portions.finish()
+            assert not any(map(store.usable, runtime.cache.index))
+
+        runtime.scheduler.call(together).result(30)
+        settled(runtime)
+        assert kept(runtime, [mark(0)]) == set()
+
+
 def test_an_open_tail_goes_with_its_chain(tmp_path: Path) -> None:
     """It is only in memory, and hangs on a block that is deleted on disk. That of another owner stays."""
     marks = [mark(0), mark(1)]

@@ -298,7 +298,7 @@ class Expiry:
                             if dropped % DROPS == 0:
                                 yield
                     yield
-        barred.owners = Owners()
+        barred.owners = self._store.offload.owners_erased or Owners()  # those of whom it has heard meanwhile
 
     def _drop(self, key: BlockId) -> None:
         """Drops an entry from memory. If the disk is reading it, it goes as soon as the disk has read it.
