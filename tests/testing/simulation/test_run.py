@@ -231,3 +231,20 @@ def test_a_look_that_fails_loses_no_news() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_text_that_came_before_the_clock_was_set_back_is_kept_by_the_old_clock() -> None:
+    """The simulation took it for younger than its server did, when the server computed it after the clock was set back."""
+    history = Scenario(
+        55,
+        Setup(stateful=True, any_cut=True, slots=3, memory=14, objects=140, tenants=4, transfer=1024, expire=40.0, stall=0.02),
+        (
+            Happening(10.2315, "ask", talk=1, how="turn", size=1, seed=941620369, reply=5),
+            Happening(18.2661, "fault", how="slow", reply=1),
+            Happening(21.8257, "ask", who=2, talk=1, how="turn", size=2, seed=249903837, reply=9),
+            Happening(21.8257, "ask", who=1, talk=2, how="turn", size=17, seed=752189561, reply=3),
+            Happening(21.8632, "clock", size=-4000, reply=1),
+            Happening(70.0, "ask", talk=2, how="turn", size=3, seed=1),
+        ),
+    )
+    assert run(history).violation == ""

@@ -42,10 +42,13 @@ class Lifetimes:
         self.made: dict[BlockId, float] = {}
         self._text: dict[BlockId, float] = {}  # the same, but what is settled is as old as its turn
         self._jumped = -HEARD
+        self._wrong = 0.0  # the latest time from which the clock was set back
 
-    def jumped(self) -> None:
-        """The clock was set forward or back."""
+    def jumped(self, seconds: float) -> None:
+        """The clock was set forward, or back if `seconds` is negative."""
         self._jumped = self._now()
+        if seconds < 0:
+            self._wrong = max(self._wrong, self._wall() - seconds)
 
     def computed(self, engine: SimulatedEngine, slot: Slot) -> None:
         """Notes when the blocks of a slot were computed, if that was in this slot."""
@@ -54,7 +57,9 @@ class Lifetimes:
             for key, at in zip(ids, made, strict=True):
                 if at > self.made.get(key, -1.0):
                     self.made[key] = at
-                if (text := min(at, slot.now)) > self._text.get(key, -1.0):
+                # A text that came before the clock was set back is as old as that clock has said.
+                text = slot.now if at < slot.now <= self._wrong else min(at, slot.now)
+                if text > self._text.get(key, -1.0):
                     self._text[key] = text
 
     def used(self, job: Job, own: tuple[float, float] | None, clock: float) -> None:
