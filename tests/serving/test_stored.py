@@ -361,6 +361,25 @@ def test_a_conversation_goes_on_behind_what_a_deletion_of_everything_has_spared(
         assert on_disk <= disk.catalog.keys()
 
 
+def test_a_checkpoint_goes_with_the_oldest_text_before_it(tmp_path: Path) -> None:
+    """The end of the conversation is younger, and stays. Its checkpoints cover the beginning too."""
+    with started(tmp_path, engine=KINDS["state"], settle="off") as runtime:
+        say(runtime, LONG)
+        before = runtime.clock()
+        runtime.clock.now += 1  # type: ignore[attr-defined]
+        ask(runtime, [user(LONG), assistant("So it is."), user(f"And then? {LONG}")], max_tokens=1)
+        quiet(runtime)
+        assert any(entry.state and entry.written == before for entry in runtime.cache.index)
+        with closing(Disk(tmp_path, 1 << 40, clock=runtime.clock)) as disk:
+            disk.erase((), before)
+            runtime.scheduler.wake()
+            wait_until(lambda: runtime.cache.store.terms.before == before and not runtime.scheduler.expiry.busy)
+            quiet(runtime)
+            assert not any(entry.written <= before for entry in runtime.cache.index)
+            assert any(entry.written > before for entry in runtime.cache.index)
+            assert not disk.catalog.ages.old(before)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pinned_object_that_a_fault_destroys_is_pinned_again_when_it_is_stored_again(tmp_path: Path, kind: str) -> None:
     with started(tmp_path, engine=KINDS[kind]) as runtime:

@@ -177,14 +177,20 @@ class KvStore:
 
         What is still on disk after such a deletion was spared, because a pinned chain needs it, or is younger.
         """
-        before = self.terms.before
         if self.expired(entry.owner, entry.written):
             return True
-        if entry.written > before or self._on_disk(self.index.get(entry.id)):
+        if entry.written > self.terms.before or self._on_disk(self.index.get(entry.id)):
             return False
-        # A checkpoint is as old as the oldest text before it. If the latest of this text is spared or younger, it is so too.
-        block = self.index.get(entry.parent) if entry.state else None
-        return block is None or not (self._on_disk(block) or block.written > before)
+        return not (entry.state and self._stays(entry.parent))
+
+    def _stays(self, last: BlockId) -> bool:
+        """Whether all text up to a block or open tail is spared or younger. A checkpoint at its end is as old as the oldest."""
+        block = self.index.get(last)
+        while block is not None and (block.written > self.terms.before or self._on_disk(block)):
+            if not block.start:
+                return True
+            block = self.index.get(block.parent)
+        return False
 
     def _on_disk(self, entry: Entry | None) -> bool:
         return entry is not None and self.disk.name in entry.copies

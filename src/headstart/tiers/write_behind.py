@@ -465,14 +465,16 @@ class WriteBehind:
             self._logged, self._logged_at = refused, time.monotonic()
 
     def _write(self, disk: Disk, batch: list[Offer]) -> None:
-        unwanted = dict[bytes, str]()
+        unwanted, coming = dict[bytes, str](), dict[bytes, Label]()
         seen = {one.label.key: one.tombstone for one in reversed(batch)}  # if one comes twice, that of the first
 
         def wanted(label: Label) -> bool:
-            if self._erased(disk, label) or self._wiped(disk, label, seen.keys() - unwanted.keys()):
+            if self._erased(disk, label) or self._wiped(disk, label, coming):
                 unwanted[label.key] = "erased"
             elif self._watch.outdated(disk.catalog, label, seen[label.key]):
                 unwanted[label.key] = "outdated"
+            else:
+                coming[label.key] = label
             return label.key not in unwanted
 
         stored, gone = disk.write([(one.label, one.payload) for one in batch], self._spared, wanted)
@@ -560,17 +562,24 @@ class WriteBehind:
             return True
         return label.key in self._watch.known and label.key not in disk and not disk.catalog.ghosts([label.key])
 
-    def _wiped(self, disk: Disk, label: Label, coming: Collection[bytes]) -> bool:
+    def _wiped(self, disk: Disk, label: Label, coming: Mapping[bytes, Label]) -> bool:
         """Whether an object must not be written because a user has deleted everything of its time.
 
-        `coming`: objects that will be written.
+        `coming`: objects that will be written before it.
         """
         (wiped, _), obeyed = disk.catalog.ages.wiped(), self._terms.before
         known = wiped in (0.0, self._watch.wiped_first, self._terms.obeyed)
         if label.written > (obeyed if known else max(obeyed, wiped)):
             return False
-        # A checkpoint is as old as the oldest text before it. If its block is there, a pinned chain needs it, or it is younger.
-        return label.kind == KV or not (label.parent in coming or label.parent in disk)
+        if label.kind == KV:
+            return True
+        # A checkpoint is as old as the oldest text before it. If that is there, a pinned chain needs it, or it is younger.
+        block: Label | None = label
+        while block is not None and (block.start or block.kind != KV):
+            key = block.parent
+            row = None if key in coming else disk.catalog.get(key)
+            block = coming.get(key, None if row is None else row.label)
+        return block is None
 
     def _housekeep(self, disk: Disk) -> None:
         uses = [self._uses.popleft() for _ in range(len(self._uses))]

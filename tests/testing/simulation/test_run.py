@@ -248,3 +248,17 @@ def test_a_text_that_came_before_the_clock_was_set_back_is_kept_by_the_old_clock
         ),
     )
     assert run(history).violation == ""
+
+
+def test_an_open_tail_that_is_younger_does_not_save_its_checkpoint() -> None:
+    """After `rm --older-than`, a checkpoint at the end of young text stayed in memory, which covers the deleted text too."""
+    history = Scenario(
+        2400049,
+        Setup(stateful=True, slots=1, memory=90, objects=132, share=0.3, queue=6),
+        (
+            Happening(17.2758, "ask", who=1, how="turn", size=11, seed=699346802, reply=1),
+            Happening(22.2014, "ask", who=1, how="turn", size=16, seed=413087493, reply=2),
+            Happening(37.0336, "rm", size=15, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
