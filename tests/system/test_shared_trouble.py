@@ -20,6 +20,7 @@ from headstart.explain.causes import Cause
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving import late_fetch, shared_fetch
+from headstart.serving.request import Progress
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from headstart.tiers.shared import reading
@@ -432,6 +433,8 @@ def test_a_pause_of_the_store_does_not_cost_the_whole_prompt(
         assert 0 < report.computed < report.prompt // 2, "it has begun to compute, and then it has gone on fetching"
         assert report.cached + report.computed == report.prompt
         assert sum(report.tiers.values()) == report.restored
+        last = [event for event in second.events if isinstance(event, Progress)][-1]
+        assert last.cached <= report.cached, "what it has computed itself is not cached"
         assert choices > 1 or report.tiers == {"shared": report.restored}
         assert first.logits is not None
         assert second.logits is not None

@@ -259,7 +259,7 @@ class Job:
     def progress(self) -> None:
         assert self.slot is not None
         assert self.plan is not None
-        self.ticket.emit(Progress(len(self.slot), len(self.chain), self.plan.start))
+        self.ticket.emit(Progress(len(self.slot), len(self.chain), max(0, self.plan.start - self.before)))
 
     def start(self, report: Report, logits: Logits | None) -> None:
         self.ticket.reports[self.choice] = report
