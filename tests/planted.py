@@ -341,6 +341,7 @@ PLANTED = (
         "serving/stored.py",
         "            if any(entry.id in self._pins for entry in going):\n",
         "            if False:\n",
+        rare="the disk looks for pins too, so only a pinned open tail shows it (tests/serving/test_stored.py)",
     ),
     Planted(
         "what another server has pinned can be deleted",
