@@ -384,8 +384,8 @@ PLANTED = (
     Planted(
         "a server forgets what a deletion of everything spares",
         "serving/kv_store.py",
-        "        if entry.written > before or self._on_disk(self.index.get(entry.id)):\n",
-        "        if entry.written > before:\n",
+        "        if entry.written > self.terms.before or self._on_disk(self.index.get(entry.id)):\n",
+        "        if entry.written > self.terms.before:\n",
     ),
     Planted(
         "a deletion of everything leaves memory",

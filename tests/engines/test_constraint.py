@@ -109,7 +109,7 @@ def test_an_end_token_is_drawn_only_where_the_grammar_accepts(engine: Engine) ->
     """The model wants to end at once, and is not let; and it wants to go on, and is not let either."""
     ends = tuple((token, 1000.0) for token in engine.tokenizer.eog)
     tokens = draw(engine, Grammar("regex", "[ab]{5,9}"), replace(GREEDY, logit_bias=ends))
-    assert len(text_of(engine, tokens)) == 5
+    assert len(text_of(engine, tokens)) >= 5 > len(text_of(engine, tokens[:-2])), "it ends at the first token at which it may"
     never = tuple((token, -1000.0) for token in engine.tokenizer.eog)
     tokens = draw(engine, Grammar("regex", "[ab]{5,9}"), replace(GREEDY, logit_bias=never))
     assert len(text_of(engine, tokens)) == 9

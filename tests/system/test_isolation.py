@@ -31,6 +31,7 @@ from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.quota import NoQuota, OwnerLimits, PinLimits, Quota, owner_of, quota
 from headstart.prompt.reply_tokens import ReplyTokensMemo
+from headstart.serving.barred import Barred
 from headstart.serving.memory_budget import MemoryBudget
 from headstart.serving.offload import Offload
 from headstart.serving.pins import Pins
@@ -220,6 +221,7 @@ class Tier:
             lambda _: None,
             lambda _: None,
             lambda _: True,
+            Barred(),
             lambda: 0.0,
         )
         self.memory_budget = MemoryBudget(
