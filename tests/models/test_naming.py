@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headstart.errors import ConfigError, NotFound
-from headstart.models.naming import ModelNames, NamedModel, aliased, joined, split_name
+from headstart.models.naming import ModelNames, NamedModel, aliased, claimed, joined, split_name
 
 QWEN = NamedModel("qwen", "/m/qwen.gguf", 10, ("small", "/m/qwen.gguf"))
 GEMMA = NamedModel("Gemma", "/m/gemma.gguf", 20)
@@ -108,3 +108,10 @@ def test_a_model_is_added_without_names_that_are_taken() -> None:
     for taken in ("B", "x"):
         with pytest.raises(ConfigError, match="is taken"):
             first.added(NamedModel(taken, "d.gguf", 1))
+
+
+def test_a_fetched_file_cannot_take_the_requests_of_others() -> None:
+    names = ModelNames([QWEN]).added(claimed(NamedModel("Own/x:gpt-4o", "gpt-4o.gguf", 1, ("Own/x", "gpt-4o", "gpt-4o.gguf"))))
+    assert names.models[-1].aliases == ("Own/x",)
+    assert [names.find(name) for name in ("gpt-4o", "claude-sonnet-4")] == [QWEN, QWEN]
+    assert names.find("own/x").file == "gpt-4o.gguf"

@@ -161,8 +161,9 @@ def _pulled() -> list[NamedModel]:
     """The models that headstart has fetched, by a command or over HTTP."""
     from headstart.hub.finders import pulled
     from headstart.hub.folders import Folders
+    from headstart.models.naming import claimed
 
-    return [_named("", model) for model in pulled(Folders.of())]
+    return [claimed(_named("", model)) for model in pulled(Folders.of())]
 
 
 def _of_folder(folder: Path, before: Sequence[NamedModel], *, empty: bool) -> list[NamedModel]:

@@ -17,7 +17,7 @@ from headstart.api.served_models import ModelState, ServedModel, ServedModels
 from headstart.chat.tenancy import IsolationPolicy
 from headstart.errors import ConfigError, HeadstartError, Unavailable
 from headstart.models.gauges import PoolMetrics
-from headstart.models.naming import ModelNames, NamedModel
+from headstart.models.naming import ModelNames, NamedModel, claimed
 from headstart.models.pool import ModelPool
 from headstart.models.state import Phase
 
@@ -139,7 +139,7 @@ class PoolModels:
             return False
         name, *aliases = dict.fromkeys(names)
         try:
-            self._pool.add(NamedModel(name, file, size, tuple(aliases)))
+            self._pool.add(claimed(NamedModel(name, file, size, tuple(aliases))))
         except ConfigError:  # another model has the name, or has had it since
             return False
         return True

@@ -137,6 +137,14 @@ def joined(models: Iterable[NamedModel], more: Iterable[NamedModel]) -> list[Nam
     return found
 
 
+def claimed(model: NamedModel) -> NamedModel:
+    """A fetched model with the aliases that it may have: no name of a vendor's model.
+
+    Clients send those by default, and callers choose what is fetched: a file `gpt-4o.gguf` would take everybody's requests.
+    """
+    return replace(model, aliases=tuple(alias for alias in model.aliases if not meant_for_vendor(alias)))
+
+
 def split_name(text: str) -> tuple[str, str]:
     """A model argument `NAME=FILE`, or a file alone, as (name, file). The name is "" if there is none."""
     name, equals, file = text.partition("=")
