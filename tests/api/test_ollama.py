@@ -331,7 +331,7 @@ def test_a_stream_that_is_left_frees_its_slot(server: Server) -> None:
     try:
         with raw(server, "/api/chat", {"messages": HI}) as line:
             assert line.recv(1) == b"H"
-            wait_until(lambda: not server.idle())
+            wait_until(lambda: not server.idle() and not engine_of(server).replies)  # the reply has begun
         wait_until(server.idle)
     finally:
         inner.delay = 0.0
