@@ -13,8 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from headstart.cli.console import shortened
 from headstart.cli.main import main
-from headstart.cli.pull import sentence, shortened
+from headstart.cli.pull import sentence
 from headstart.hub.folders import Folders
 from headstart.hub.progress import PullProgress
 from hub_server import HubRepo, HubServer, hub_server

@@ -299,6 +299,7 @@ def test_what_is_no_hub(hub: HubServer, places: Folders, monkeypatch: pytest.Mon
 UNSAFE = [
     *("../n-Q4_0.gguf", "/etc/n-Q4_0.gguf", "a/../../n-Q4_0.gguf", "a//n-Q4_0.gguf", "./n-Q4_0.gguf", ".../n-Q4_0.gguf"),
     *("a\\..\\n-Q4_0.gguf", "C:n-Q4_0.gguf", "a\0n-Q4_0.gguf", "a\nn-Q4_0.gguf", "x" * 250 + "-Q4_0.gguf", " /n-Q4_0.gguf"),
+    *("a\x9b-Q4_0.gguf", "a\u202e-Q4_0.gguf", "a\ud800-Q4_0.gguf"),
 ]
 
 

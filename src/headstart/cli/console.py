@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from headstart.cli.pull import shortened
 from headstart.model_names import model_name
 from headstart.serving.runtime import Runtime
 from headstart.units import count, show_size, show_time
@@ -23,6 +22,12 @@ AGENTS = 20_000
 """Tokens that coding agents need: Claude Code's first prompt has some 17,000."""
 LOG_EVERY = 2.0
 """Seconds between log lines about loading, if there is no terminal for a bar."""
+
+
+def shortened(file: str, most: int) -> str:
+    """The name of a file without its folders. If it has more than `most` characters, its end: it says which part it is."""
+    name = file.rpartition("/")[2]
+    return name if len(name) <= most else "…" + name[-(most - 1) :]
 
 
 @contextmanager

@@ -111,16 +111,12 @@ def sentence(progress: PullProgress) -> str:
     return text
 
 
-def shortened(file: str, most: int) -> str:
-    """The name of a file without its folders. If it has more than `most` characters, its end: it says which part it is."""
-    name = file.rpartition("/")[2]
-    return name if len(name) <= most else "…" + name[-(most - 1) :]
-
-
 @contextmanager
 def _bar() -> Iterator[OnProgress]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from headstart.cli.console import shortened
 
     console = Console(stderr=True)
     columns = (

@@ -165,11 +165,11 @@ def offline() -> bool:
 
 
 def is_safe(path: str) -> bool:
-    """Whether a file of this name stays in the folder of its repository, on every platform."""
+    """Whether a file of this name stays in the folder of its repository, on every platform, and can be shown on a terminal."""
     parts = path.split("/")
-    if len(path) > _MOST_PATH or _ODD.search(path):
+    if len(path) > _MOST_PATH or _ODD.search(path) or not path.isprintable():
         return False
-    return all(part and part.strip(" .") and len(part.encode("utf-8", "replace")) <= _MOST_NAME for part in parts)
+    return all(part and part.strip(" .") and len(part.encode()) <= _MOST_NAME for part in parts)
 
 
 def _file(entry: Any) -> WeightFile | None:
