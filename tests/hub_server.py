@@ -10,8 +10,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import pytest
 
 COMMIT = "1234567890abcdef1234567890abcdef12345678"
 
@@ -209,3 +212,16 @@ def hub_server() -> Iterator[HubServer]:
         yield server
     finally:
         server.close()
+
+
+@contextlib.contextmanager
+def named_hub(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[HubServer]:
+    """A hub that this process pulls from, into a folder. There is no token, and pauses are short."""
+    with hub_server() as running:
+        for name, value in {"HF_ENDPOINT": running.url, "HF_HOME": folder, "HEADSTART_STATE_DIR": folder / "state"}.items():
+            monkeypatch.setenv(name, str(value))
+        for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(folder / "no-token"))
+        monkeypatch.setattr("headstart.hub.download.PAUSE", 0.001)
+        yield running

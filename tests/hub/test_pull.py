@@ -255,6 +255,11 @@ def test_a_folder_that_cannot_be_written(hub: HubServer, repo: HubRepo, places: 
     places.hub.write_text("")
     with pytest.raises(HubError, match=r"Cannot write into .*set HF_HOME"):
         pull(NAME, folders=places, fits=fits)
+    places.hub.unlink()
+    places.state.parent.mkdir(parents=True, exist_ok=True)
+    places.state.write_text("")
+    with pytest.raises(HubError, match=r"Cannot write into .*set HEADSTART_STATE_DIR"):
+        pull(NAME, folders=places, fits=fits)
 
 
 def test_without_a_network_the_models_here_are_named(hub: HubServer, places: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +299,17 @@ def test_what_is_no_hub(hub: HubServer, places: Folders, monkeypatch: pytest.Mon
         pull("o/n", folders=places, fits=fits)
     with pytest.raises(ModelError, match="'llama3' is no name of a repository"):
         pull("llama3", folders=places)
+
+
+def test_a_password_of_a_hub_is_never_shown(hub: HubServer, places: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repos["o/n"] = HubRepo({"n-Q4_0.gguf": content(1, 5000)})
+    monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("://", "://zoe7:p%40ss@"))
+    assert pull("o/n", folders=places, fits=fits).size == 5000
+    for address in (hub.url, "http://127.0.0.1:9", "nothing:"):
+        monkeypatch.setenv("HF_ENDPOINT", address.replace("://", "://zoe7:p%40ss@").replace("nothing:", "nothing://zoe7:p%40ss@x"))
+        with pytest.raises(HubError, match=r"HF_TOKEN|HF_ENDPOINT") as error:
+            pull("o/missing", folders=places, fits=fits)
+        assert not any(part in str(error.value) for part in ("zoe7", "p%40ss", "p@ss"))
 
 
 UNSAFE = [

@@ -13,7 +13,7 @@ import pytest
 from headstart.api.openai_responses.handover import Handover, PackedConversation
 from headstart.api.served_models import ServedModel
 from headstart.config import Settings
-from headstart.errors import ConfigError, Overloaded, Unavailable
+from headstart.errors import ConfigError, NotFound, Overloaded, Unavailable
 from headstart.interfaces.engine import EngineProof, Traits
 from headstart.models import plan
 from headstart.models import pool as pool_module
@@ -80,6 +80,7 @@ class World:
 
     def __init__(self, *, keep: int = 2, queue: int = 99, idle_unload: float | None = None, seed: int = 0) -> None:
         self.broken: set[str] = set()
+        self.removed: set[str] = set()
         self.processes: list[Scripted] = []
         self.handed = Handover()
         self.later = 0.0  # seconds by which the pool's clock is ahead
@@ -93,6 +94,7 @@ class World:
             queue=queue,
             idle_unload=idle_unload,
             clock=lambda: time.monotonic() + self.later,
+            exists=lambda file: file not in self.removed,
         )
 
     async def _start(self) -> Backend:
@@ -355,6 +357,30 @@ def test_a_model_that_is_added_is_loaded_like_the_others(monkeypatch: pytest.Mon
         world.check_memory()
         with pytest.raises(ConfigError, match="is taken"):
             world.pool.add(NamedModel("NEW", "other.gguf", 1))
+
+    run(test)
+
+
+def test_a_removed_model_is_not_there_until_it_comes_back() -> None:
+    async def test() -> None:
+        world = World(keep=2)
+        world.pool.shares = MemoryShares.of(40, [10] * 3, 2)
+        await world.use("b")
+        world.removed.add("b.gguf")
+        await world.use("b")  # it is loaded: its process has the file
+        world.pool.unload(MODELS[1])
+        while world.phase("b") is not Phase.ABSENT:
+            await asyncio.sleep(0)
+        assert world.pool.is_removed(MODELS[1])
+        with pytest.raises(NotFound, match="'b' was removed"):
+            world.lease("b")
+        with pytest.raises(ConfigError, match="is taken"):
+            world.pool.add(NamedModel("a", "other.gguf", 1))
+        world.pool.add(NamedModel("B", "newer.gguf", 12))
+        await world.use("b")
+        assert [(model.name, model.file, model.size) for model in world.pool.names.models][1:2] == [("b", "newer.gguf", 12)]
+        assert len(world.pool.names.models) == len(MODELS)
+        world.check_memory()
 
     run(test)
 

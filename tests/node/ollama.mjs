@@ -57,5 +57,10 @@ const refusals = {
 };
 const load = await client.generate({ model, prompt: "", keep_alive: 0 });
 const pulled = await client.pull({ model });
+const fetched = [];
+for await (const part of await client.pull({ model: "Own/Tiny-GGUF", stream: true })) {
+  fetched.push(part);
+}
+const again = await client.pull({ model: "Own/Tiny-GGUF" });
 
-process.stdout.write(JSON.stringify({ whole, streamed, answered, prompt, parts, seen, lists, refusals, load, pulled }));
+process.stdout.write(JSON.stringify({ whole, streamed, answered, prompt, parts, seen, lists, refusals, load, pulled, fetched, again }));

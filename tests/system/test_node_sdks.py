@@ -21,6 +21,7 @@ from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
+from hub_server import HubRepo, named_hub
 from live import Server, serving, wait_until
 from scripted import Scripted
 
@@ -231,8 +232,14 @@ def test_messages(scripts: Path, server: Server) -> None:
     assert found["parsed"] == found["parsed_stream"] == json.loads(RIVER)
 
 
-def test_ollama(scripts: Path, server: Server) -> None:
-    found = performed(scripts, "ollama", server, SAID, SAID, "It rains.", RIVERS[0], RIVERS[0], "All of it. " * 50)
+def test_ollama(scripts: Path, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with named_hub(monkeypatch, tmp_path) as hub:
+        hub.repos["Own/Tiny-GGUF"] = HubRepo({"tiny-Q8_0.gguf": b"GGUF".ljust(400_000, b"x")})
+        found = performed(scripts, "ollama", server, SAID, SAID, "It rains.", RIVERS[0], RIVERS[0], "All of it. " * 50)
+    (begun, *progress, _, last) = found["fetched"]
+    assert (begun["status"], last["status"], found["again"]["status"]) == ("pulling manifest", "success", "success")
+    assert {part["total"] for part in progress} == {progress[-1]["completed"]} == {400_000}
+    assert hub.sent == 400_000, "it was fetched once"
     whole, streamed = found["whole"], found["streamed"]
     assert [call["function"]["arguments"] for call in whole["message"]["tool_calls"]] == ARGUMENTS
     assert streamed["calls"] == whole["message"]["tool_calls"]

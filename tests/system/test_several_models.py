@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -293,6 +294,11 @@ PULLED = ("Own/Tiny-GGUF", "hf.co/Own/Tiny-GGUF", "Own/Tiny-GGUF:Q8_0", "hf.co/O
 HELLO = [{"role": "user", "content": "Hello."}]
 
 
+def removed(**variables: str) -> subprocess.CompletedProcess[str]:
+    """`headstart rm` of it."""
+    return run("rm", PULLED[2], "--yes", **variables)
+
+
 @pytest.mark.slow
 def test_a_model_that_a_client_fetches_is_served_at_once_and_after_kill_9(folder: Path, tmp_path: Path) -> None:
     """The server is killed in the middle of the download, and once more when it has served the model."""
@@ -319,6 +325,18 @@ def test_a_model_that_a_client_fetches_is_served_at_once_and_after_kill_9(folder
             for name in (*PULLED, "attention"):
                 assert client.chat(name, HELLO, options={"num_predict": 2}).done
             assert client.pull("Own/Tiny-GGUF:Q8_0").status == "success"
+            assert client.chat(PULLED[0], HELLO, options={"num_predict": 2}).done
+            assert removed(**fresh).returncode, "it is loaded"
+            assert client.chat("attention", HELLO, options={"num_predict": 2}).done
+            assert removed(**fresh).returncode == 0
+            assert "Own/Tiny-GGUF:Q8_0" not in [model.model for model in client.list().models]
+            with pytest.raises(ollama.ResponseError, match="was removed") as gone:
+                client.chat("Own/Tiny-GGUF", HELLO)
+            assert gone.value.status_code == 404
+            sent = hub.sent
+            assert client.pull("Own/Tiny-GGUF:Q8_0").status == "success"
+            assert hub.sent == sent + len(data)
+            assert client.chat("Own/Tiny-GGUF", HELLO, options={"num_predict": 2}).done
             server.process.kill()
             server.rest()
         with ollama_server(folder, "--allow-pull", HF_HUB_OFFLINE="1", **fresh) as (server, client):

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 from starlette.types import Receive
 
 from headstart.api.drain import Drain
+from headstart.api.incoming import disconnected
 from headstart.errors import HeadstartError, Overloaded
 from headstart.observe.logs import Figures
 from headstart.observe.metrics import Metrics
@@ -260,8 +261,7 @@ class EngineCall:
                 self.done = True
 
     async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await disconnected(self._receive)
         self.abandon()
         self._wake()
 

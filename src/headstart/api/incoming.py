@@ -6,6 +6,7 @@ import re
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.types import Receive
 
 from headstart.api.errors import TooLarge
 
@@ -34,3 +35,9 @@ async def whole_body(request: Request, most: int) -> bytes:
             raise refusal
         parts.append(part)
     return b"".join(parts)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns when the caller of a request has gone. Its body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -21,6 +21,9 @@ from headstart.serving.runtime import Runtime
 
 ModelState = Literal["unloaded", "loading", "loaded"]
 
+SERVES_GIVEN = "this server serves fetched models if it gets --allow-pull"
+"""Why a server with the models of its command serves no others."""
+
 TAG = ":latest"
 """The tag that Ollama's clients add to a name without one."""
 
@@ -70,7 +73,7 @@ class ServedModels(Protocol):
         """All models, loaded or not. The first one is the default."""
 
     def named(self, name: str) -> ServedModel | None:
-        """The model with this name, which may be an alias; None if there is none."""
+        """The model with this name, which may be an alias; None if there is none, or its file was removed."""
 
     def find(self, name: str | None) -> ServedModel:
         """The model that a request means. No name and names of vendors' models mean the default.
@@ -79,8 +82,8 @@ class ServedModels(Protocol):
             NotFound: there is no such model; the message names those there are.
         """
 
-    def fetched(self, names: Sequence[str], file: str, size: int) -> bool:
-        """A caller has fetched a model. Returns whether it is served from now on. Called on the event loop.
+    def fetched(self, names: Sequence[str], file: str, size: int) -> str:
+        """A caller has fetched a model. Returns why it is not served from now on; "" if it is. Called on the event loop.
 
         Args:
             names: its name, then others.
@@ -129,8 +132,8 @@ class OneModel:
             raise NotFound(f"The model '{name[:200]}' is not served here; the served one is '{served}'.", param="model")
         return found
 
-    def fetched(self, names: Sequence[str], file: str, size: int) -> bool:
-        return False
+    def fetched(self, names: Sequence[str], file: str, size: int) -> str:
+        return SERVES_GIVEN
 
 
 def same(one: str, other: str) -> bool:

@@ -125,12 +125,13 @@ def several_models(
 
     arguments = [split_name(text) for text in _arguments(settings, options)]
     models = [_named(name, fetched(text) or find(text)) for name, text in arguments]
+    alone = models[0] if len(models) == 1 else None
     serves_pulled = allow_pull or options.models_dir is not None
     pulled = _pulled() if serves_pulled else []
     if options.models_dir is not None:
         models += _of_folder(options.models_dir, models, empty=bool(pulled))
     files = {Path(model.file).resolve() for model in models}
-    known = aliased([*models, *(model for model in pulled if Path(model.file).resolve() not in files)], alias)
+    known = aliased([*models, *(model for model in pulled if Path(model.file).resolve() not in files)], alias, alone)
     return SeveralModels(
         joined(known[: len(models)], known[len(models) :]),
         settings,

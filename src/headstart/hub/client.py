@@ -25,6 +25,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _ODD = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|]')
 _MOST_PATH, _MOST_NAME = 1024, 200
+_USER = re.compile(r"(?<=://)[^/]*@")
 _TIMEOUT = 30.0
 """Seconds without a byte after which a connection is given up."""
 SLICE = 8 << 30
@@ -63,6 +64,9 @@ class HubContent:
 class HubClient:
     """The hub that HF_ENDPOINT names, by default huggingface.co.
 
+    Attributes:
+        endpoint: its address as it may be shown: without a user and a password, which HF_ENDPOINT may have.
+
     Raises:
         HubError: HF_HUB_OFFLINE is set.
     """
@@ -70,7 +74,8 @@ class HubClient:
     def __init__(self) -> None:
         from huggingface_hub import constants, get_token
 
-        self.endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+        self._address = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+        self.endpoint = _USER.sub("", self._address)
         if offline() or constants.HF_HUB_OFFLINE:
             raise HubError("HF_HUB_OFFLINE is set, so nothing is fetched: unset it.")
         token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
@@ -91,7 +96,7 @@ class HubClient:
         import httpx2
         from huggingface_hub import get_session, hf_raise_for_status
 
-        url = f"{self.endpoint}/api/models/{repo}"
+        url = f"{self._address}/api/models/{repo}"
         try:
             answer = get_session().get(url, params={"blobs": "true"}, headers=self._headers, timeout=_TIMEOUT)
             hf_raise_for_status(answer)
@@ -118,7 +123,7 @@ class HubClient:
         import httpx2
         from huggingface_hub import get_session, hf_raise_for_status
 
-        url = f"{self.endpoint}/{repository.repo}/resolve/{repository.commit}/{quote(file.path)}"
+        url = f"{self._address}/{repository.repo}/resolve/{repository.commit}/{quote(file.path)}"
         stop = min(file.size, start + SLICE)
         headers = self._headers | {"accept-encoding": "identity", "range": f"bytes={start}-{stop - 1}"}
         try:
@@ -154,7 +159,7 @@ class HubClient:
             return HubError(f"{self.endpoint} asks to wait (429): try again later, or put a token into {token}.")
         if status is not None:
             return HubError(f"{self.endpoint} answers with an error ({status}); try again later.")
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).replace(self._address, self.endpoint).split()) or type(error).__name__
         return HubError(f"{self.endpoint} cannot be reached ({reason:.200}); check the network and HF_ENDPOINT.")
 
 

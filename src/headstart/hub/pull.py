@@ -84,7 +84,7 @@ def pull(text: str, on_progress: OnProgress = ignore, folders: Folders | None = 
                 _check_config(file, cache, record, reference.repo)
         return _finish(places, repository, cache, chosen)
     except OSError as error:
-        raise _explained(error, places.hub) from error
+        raise _explained(error, places) from error
 
 
 def _finish(places: Folders, repository: Repository, cache: HubCache, chosen: Variant) -> LocalModel:
@@ -126,11 +126,14 @@ def _existing(path: Path) -> Path:
     return next(place for place in (path.absolute(), *path.absolute().parents) if place.is_dir())
 
 
-def _explained(error: OSError, hub: Path) -> HubError:
+def _explained(error: OSError, places: Folders) -> HubError:
+    folder, variable = places.hub, "HF_HOME"
+    if isinstance(error.filename, str) and Path(error.filename).is_relative_to(places.state):
+        folder, variable = places.state, "HEADSTART_STATE_DIR"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return HubError(f"The disk of {hub} is full. What is here is kept: make space, and the same command goes on with it.")
+        return HubError(f"The disk of {folder} is full. What is here is kept: make space, and the same command goes on.")
     reason = os.strerror(error.errno) if error.errno else str(error)
-    return HubError(f"Cannot write into {hub} ({reason}); check its permissions, or set HF_HOME to another folder.")
+    return HubError(f"Cannot write into {folder} ({reason}); check its permissions, or set {variable} to another folder.")
 
 
 def _here(places: Folders) -> str:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from headstart.api.drain import Drain
 from headstart.api.incoming import MAX_BODY, whole_body
 from headstart.api.served import CallCounts, RecordsCalls
-from headstart.api.served_models import ModelState, ServedModel, ServedModels
+from headstart.api.served_models import SERVES_GIVEN, ModelState, ServedModel, ServedModels
 from headstart.chat.tenancy import IsolationPolicy
 from headstart.errors import ConfigError, HeadstartError, Unavailable
 from headstart.models.gauges import PoolMetrics
@@ -124,25 +124,25 @@ class PoolModels:
 
     def all(self) -> Sequence[ServedModel]:
         default = self._pool.names.default
-        found = [self._served(model) for model in self._pool.names.models if model is not default]
-        return self._served(default), *found
+        others = (model for model in self._pool.names.models if model is not default)
+        return self._served(default), *(self._served(model) for model in others if not self._pool.is_removed(model))
 
     def named(self, name: str) -> ServedModel | None:
         found = self._pool.names.named(name)
-        return None if found is None else self._served(found)
+        return None if found is None or self._pool.is_removed(found) else self._served(found)
 
     def find(self, name: str | None) -> ServedModel:
         return self._served(self._pool.names.find(name))
 
-    def fetched(self, names: Sequence[str], file: str, size: int) -> bool:
+    def fetched(self, names: Sequence[str], file: str, size: int) -> str:
         if not self._serves_pulled:
-            return False
+            return SERVES_GIVEN
         name, *aliases = dict.fromkeys(names)
         try:
             self._pool.add(claimed(NamedModel(name, file, size, tuple(aliases))))
-        except ConfigError:  # another model has the name, or has had it since
-            return False
-        return True
+        except ConfigError:  # or has had it since
+            return f"another model of this server has the name '{name}'"
+        return ""
 
     def _served(self, model: NamedModel) -> ServedModel:
         pooled = self._pool.of(model)

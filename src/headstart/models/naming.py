@@ -88,6 +88,11 @@ class ModelNames:
             raise ConfigError(f"The name '{model.name}' is taken.")
         return ModelNames(joined(self.models, [model]), self.default.name)
 
+    def moved(self, model: NamedModel, file: str, size: int) -> ModelNames:
+        """These models, one of them with another file."""
+        there = replace(model, file=file, size=size)
+        return ModelNames([there if one is model else one for one in self.models], self.default.name)
+
     def find(self, name: str | None) -> NamedModel:
         """The model that a request names. No name and names of vendors' models mean the default.
 
@@ -153,8 +158,11 @@ def split_name(text: str) -> tuple[str, str]:
     return name, file
 
 
-def aliased(models: Iterable[NamedModel], aliases: Iterable[str]) -> list[NamedModel]:
+def aliased(models: Iterable[NamedModel], aliases: Iterable[str], alone: NamedModel | None = None) -> list[NamedModel]:
     """The models with the aliases `ALIAS=NAME`, and with the names of their files.
+
+    Args:
+        alone: the model of an alias without a name; None if that is not clear.
 
     Raises:
         ConfigError: an alias has another form, or names no model.
@@ -163,6 +171,8 @@ def aliased(models: Iterable[NamedModel], aliases: Iterable[str]) -> list[NamedM
     found: dict[str, list[str]] = {model.name: [] for model in models}
     for text in aliases:
         alias, equals, name = text.partition("=")
+        if alone is not None and not equals:
+            alias, equals, name = text, "=", alone.name
         of = next((model.name for model in models if model.name.casefold() == name.casefold()), None)
         if not equals or not alias.strip() or of is None:
             names = ", ".join(model.name for model in models[:SHOWN])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
@@ -18,7 +19,7 @@ import structlog
 
 from headstart.api.openai_responses.handover import Handover
 from headstart.api.served_models import ServedModel
-from headstart.errors import HeadstartError, Overloaded, RequestError, Unavailable
+from headstart.errors import HeadstartError, NotFound, Overloaded, RequestError, Unavailable
 from headstart.interfaces.engine import EngineProof
 from headstart.models.channel import ProcessSetup, ReadyReport
 from headstart.models.naming import ModelNames, NamedModel
@@ -161,6 +162,7 @@ class ModelPool:
         queue: requests that may wait for one model.
         idle_unload: seconds without a request after which a model is unloaded; None to keep it.
         clock: a monotonic clock, in seconds.
+        exists: whether a path is there.
     """
 
     def __init__(
@@ -173,6 +175,7 @@ class ModelPool:
         queue: int,
         idle_unload: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        exists: Callable[[str], bool] = os.path.exists,
     ) -> None:
         self.names = names
         self.shares = shares
@@ -182,6 +185,7 @@ class ModelPool:
         self._queue = queue
         self._idle_unload = math.inf if idle_unload is None else idle_unload
         self._clock = clock
+        self._exists = exists
         self._models = {model.name: PooledModel(model, shares.of_model(model.size)) for model in names.models}
         self._spare: asyncio.Task[Backend] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -198,29 +202,42 @@ class ModelPool:
         return self._models.values()
 
     def add(self, model: NamedModel) -> None:
-        """Serves one more model. Those that are loaded stay so; their part of the memory changes when they are loaded again.
+        """Serves one more model, or one that was removed and is here again. Those that are loaded stay so; their part of the
+        memory changes when they are loaded again.
 
         Raises:
             ConfigError: its name is taken.
         """
-        self.names = self.names.added(model)
-        before = self.shares
+        known, before = self.names.named(model.name), self.shares
+        if known is not None and (known.file == model.file or self.is_removed(known)):
+            self.names = self.names.moved(known, model.file, model.size)
+            self.of(known).model = self.names.find(known.name)
+        else:
+            self.names = self.names.added(model)
         self.shares = before.shared_by([one.size for one in self.names.models])
-        added = self.names.models[-1]
-        self._models[added.name] = PooledModel(added, self.shares.of_model(added.size))
+        for one in self.names.models:
+            if one.name not in self._models:
+                self._models[one.name] = PooledModel(one, self.shares.of_model(one.size))
         for pooled in self.models:
             pooled.alone = pooled.alone or (pooled.state.holds and self.shares.together != before.together)
+
+    def is_removed(self, model: NamedModel) -> bool:
+        """Whether the file of a model that is not loaded is not there any more."""
+        return not self.of(model).state.holds and not self._exists(model.file)
 
     def lease(self, model: NamedModel, keep: float | None = None) -> Lease:
         """A lease of a model, which is loaded if it is not. `keep`: as in `Lease`.
 
         Raises:
+            NotFound: its file was removed.
             Overloaded: too many requests wait for it.
             Unavailable: its last load failed a moment ago, it can never be loaded, or the server stops.
         """
         pooled, now = self.of(model), self._clock()
         if self._closed:
             raise Unavailable("The server is stopping.")
+        if self.is_removed(model):
+            raise NotFound(f"The model '{model.name}' was removed from this server's machine.", param="model")
         if not self.shares.holds(model.size):
             raise Unavailable(
                 f"The model '{model.name}' has {show_size(model.size)} of weights, more than the "

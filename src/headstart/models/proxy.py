@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headstart.api.body import load
 from headstart.api.caller import caller_of
 from headstart.api.errors import CLIENT_CLOSED, Forbidden, answer
+from headstart.api.incoming import disconnected
 from headstart.errors import HeadstartError, Unavailable
 from headstart.models.choice import ModelChoice, choose
 from headstart.models.front import ModelsFront
@@ -146,7 +147,7 @@ class PassedCall:
 
     async def run(self, receive: Receive) -> None:
         """Waits for the model, and passes the request on. Raises HeadstartError if nothing has been sent to the client."""
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         try:
             process = await self._wait(gone)
             if process is None:
@@ -269,9 +270,3 @@ class PathOfModel:
                     return
                 scope = {**scope, "path": rest, "raw_path": rest.encode(), "model": model}
         await self._app(scope, receive, send)
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Returns when the client has gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

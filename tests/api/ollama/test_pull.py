@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from ollama import AsyncClient, Client, ResponseError
 
@@ -17,7 +18,7 @@ from headstart.config import Settings
 from headstart.hub.names import find
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
-from hub_server import HubRepo, HubServer, hub_server
+from hub_server import HubRepo, HubServer, named_hub
 from live import Server, serving, wait_until
 
 NAME = "Own/Tiny-GGUF"
@@ -37,15 +38,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with hub_server() as running:
+    with named_hub(monkeypatch, tmp_path) as running:
         files = {"tiny-Q4_K_M.gguf": b"GGUF".ljust(SIZE, b"x"), "tiny-Q8_0.gguf": b"GGUF".ljust(2 * SIZE, b"y")}
         running.repos[NAME] = HubRepo(files)
-        for name, value in {"HF_ENDPOINT": running.url, "HF_HOME": tmp_path, "HEADSTART_STATE_DIR": tmp_path / "state"}.items():
-            monkeypatch.setenv(name, str(value))
-        for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr("headstart.hub.download.PAUSE", 0.001)
         yield running
 
 
@@ -59,7 +54,7 @@ def test_a_model_is_fetched_with_progress(client: Client, hub: HubServer) -> Non
     first, *lines, hint, last = client.pull(f"{NAME}:Q4_K_M", stream=True)
     assert (first.status, last.status) == ("pulling manifest", "success")
     assert hint.status is not None
-    assert hint.status.startswith(f"{NAME}:Q4_K_M is here; `headstart serve {NAME}:Q4_K_M` serves it, and so does this server")
+    assert hint.status.startswith(f"{NAME}:Q4_K_M is here; `headstart serve {NAME}:Q4_K_M` serves it; this server serves")
     assert {line.total for line in lines} == {SIZE}
     done = [line.completed or 0 for line in lines]
     assert (done, done[-1]) == (sorted(done), SIZE)
@@ -103,6 +98,17 @@ def test_only_the_operator_may(server: Server, hub: HubServer) -> None:
     assert error.value.status_code == 403
     assert "'operator'" in error.value.error
     assert not hub.requests
+
+
+def test_a_caller_that_waits_for_the_end_and_leaves_ends_the_download(server: Server, client: Client, hub: HubServer) -> None:
+    hub.repos[NAME].files["tiny-Q8_0.gguf"] = b"GGUF".ljust(40 * SIZE, b"w")
+    hub.faults.pause = 0.05
+    with pytest.raises(httpx.ReadTimeout):
+        server.http.post("/api/pull", json={"model": f"{NAME}:Q8_0", "stream": False}, timeout=1.0)
+    wait_until(lambda: _still(hub), 20)
+    assert 0 < hub.sent < 40 * SIZE
+    hub.faults.pause = 0.0
+    assert client.pull(f"{NAME}:Q8_0").status == "success"
 
 
 def test_a_caller_that_leaves_ends_the_download(server: Server, client: Client, hub: HubServer) -> None:

@@ -12,6 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from headstart.api.incoming import disconnected
 from headstart.api.openapi import ERRORS, EVENTS
 from headstart.api.route import Salt
 from headstart.api.service import Service, service_of
@@ -117,6 +118,5 @@ async def _body(send: Send, data: bytes, *, more: bool = True) -> None:
 
 
 async def _disconnected(receive: Receive, woken: asyncio.Event) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await disconnected(receive)
     woken.set()

@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import structlog
+from starlette.types import Receive
 
 from headstart.api.errors import OLLAMA
 from headstart.api.framing import NDJSON
+from headstart.api.incoming import disconnected
 from headstart.api.pulls import Pulls
 from headstart.api.service import Service
 from headstart.errors import Cancelled, HeadstartError, HubError, InvalidRequest, ModelError, RequestError
@@ -41,7 +43,8 @@ class Download:
 
     Args:
         pulls: of the server.
-        name: a served model, for which nothing is fetched, or `OWNER/NAME[:QUANTISATION]`.
+        name: a served model, for which nothing is fetched, or `OWNER/NAME[:QUANTISATION]`. A served model is not updated: its
+            process may be reading the file, and the next requests would be answered by another model.
 
     Raises:
         InvalidRequest: the name is neither.
@@ -52,6 +55,7 @@ class Download:
         self._pulls = pulls
         self._name = name
         self._served = service.models.named(name) is not None
+        self._why = ""
         if not self._served and parse(name) is None:
             raise InvalidRequest(f"'{name[:200]}' names no model of a hub; give OWNER/NAME or OWNER/NAME:QUANTISATION.")
         self._lines: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -72,7 +76,19 @@ class Download:
         structlog.get_logger("headstart.api").info("model fetched", model=model.name)
         if model.pulled:  # otherwise a server that starts later would not know it
             names = (*model.names, self._name, *model_names(str(model.path)))
-            self._served = self._service.models.fetched(names, str(model.path), model.size)
+            self._why = self._service.models.fetched(names, str(model.path), model.size)
+        else:
+            self._why = "another program has fetched it"
+
+    async def whole(self, receive: Receive) -> None:
+        """As `run`, which a caller that leaves ends."""
+        task, gone = asyncio.ensure_future(self.run()), asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            self._gone = gone.done()
+            await task
+        finally:
+            gone.cancel()
 
     async def lines(self) -> AsyncIterator[bytes]:
         """The lines of the answer while the download runs. An error is the last line."""
@@ -90,9 +106,9 @@ class Download:
                     break
                 yield NDJSON.frame(line)
             if (error := task.exception()) is None:
-                if not self._served:
-                    serves = f"`headstart serve {self._name}` serves it, and so does this server if it gets --allow-pull"
-                    yield NDJSON.frame({"status": f"{self._name} is here; {serves}"})
+                if self._why:
+                    serves = f"`headstart serve {self._name}` serves it"
+                    yield NDJSON.frame({"status": f"{self._name} is here; {serves}; {self._why}"})
                 yield NDJSON.frame(SUCCESS)
             elif isinstance(error, Exception):
                 if not isinstance(error, HeadstartError):

@@ -111,7 +111,7 @@ async def pull(request: HttpRequest) -> Response:
     download = Download(service, pulls, body.wanted)
     if body.stream is not False:
         return StreamingResponse(download.lines(), media_type=NDJSON.media_type)
-    await download.run()
+    await download.whole(request.receive)
     return JSONResponse(SUCCESS)
 
 
