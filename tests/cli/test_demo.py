@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from headstart.cli import demo
@@ -56,6 +58,19 @@ def test_data_whatever_the_users_own_settings_are(tiny_model: Path) -> None:
     data, _ = play(str(tiny_model), "--json", "--turns", "2", **own)
     assert [turn["kind"] for turn in data["turns"]][:-1] == ["begins", "asks", "begins", "edits turn 2", "regenerates"]
     check(data)
+
+
+@pytest.mark.slow
+def test_it_leaves_no_server_when_it_is_terminated(tiny_model: Path) -> None:
+    command = [sys.executable, "-m", "headstart", "demo", str(tiny_model)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        assert any(line.startswith("warm: ") for line in process.stderr)
+        servers = psutil.Process(process.pid).children()
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert servers
+    assert not any(server.is_running() for server in servers)
 
 
 def table_of(shown: str) -> list[list[str]]:

@@ -156,6 +156,7 @@ def demo(
     from headstart.cli.demo import run
 
     found = cli_pull.named(model)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # else its server would outlive it
     run(model if found is None else str(found.path), turns=turns, as_json=json)
 
 
