@@ -84,3 +84,18 @@ def test_a_model_is_served_once_and_the_users_own_names_come_first(home: Path) -
     assert names(served(f"a={pulled.file}", allow_pull=True)) == ["a"]
     with pytest.raises(ConfigError, match="ALIAS=NAME"):
         served(models_dir=mine.parent, alias=("x=nobody",))
+
+
+def test_an_alias_without_a_name_is_that_of_the_one_model_of_the_command(home: Path) -> None:
+    mine = weights(home / "models" / "mine.gguf")
+    for text, expected in ((str(mine), "x"), (f"a={mine}", "a")):
+        found = served(text, allow_pull=True, alias=("x", f"quick={OWN}:q8_0"))
+        assert found is not None
+        own, pulled = found.models
+        assert own.name == expected
+        assert {"x", "mine"} <= set(own.names)
+        assert (pulled.fetched, own.fetched) == (True, False)
+        assert "quick" in pulled.aliases
+    other = weights(home / "models" / "other.gguf")
+    with pytest.raises(ConfigError, match="ALIAS=NAME"):
+        served(str(mine), f"b={other}", alias=("x",))

@@ -97,11 +97,6 @@ def test_aliases_name_their_model() -> None:
             aliased([GEMMA], [wrong])
 
 
-def test_an_alias_alone_means_the_one_model_of_a_command() -> None:
-    models = aliased([QWEN, GEMMA], ["x", "g=gemma"], alone=QWEN)
-    assert [model.aliases for model in models] == [(*QWEN.aliases, "x"), ("g",)]
-
-
 def test_a_model_is_added_without_names_that_are_taken() -> None:
     first = ModelNames([NamedModel("a", "a.gguf", 1, ("x",)), NamedModel("b", "b.gguf", 1)], "b")
     added = first.added(NamedModel("Own/c", "c.gguf", 1, ("A", "x", "c")))

@@ -361,28 +361,37 @@ def test_a_model_that_is_added_is_loaded_like_the_others(monkeypatch: pytest.Mon
     run(test)
 
 
-def test_a_removed_model_is_not_there_until_it_comes_back() -> None:
+def test_a_fetched_model_whose_file_was_removed_is_forgotten_when_it_is_not_loaded() -> None:
     async def test() -> None:
         world = World(keep=2)
         world.pool.shares = MemoryShares.of(40, [10] * 3, 2)
-        await world.use("b")
-        world.removed.add("b.gguf")
-        await world.use("b")  # it is loaded: its process has the file
-        world.pool.unload(MODELS[1])
-        while world.phase("b") is not Phase.ABSENT:
+        world.pool.add(NamedModel("own/tiny:Q8_0", "q8.gguf", 10, ("own/tiny",), fetched=True))
+        await world.use("own/tiny:Q8_0")
+        world.removed |= {"q8.gguf", "b.gguf"}
+        assert world.pool.names.named("own/tiny") is not None, "it is loaded"
+        await world.use("own/tiny:Q8_0")
+        world.pool.unload(world.pool.names.find("own/tiny"))
+        while world.phase("own/tiny") is not Phase.ABSENT:
             await asyncio.sleep(0)
+            if world.pool.names.named("own/tiny") is None:
+                break
+        with pytest.raises(NotFound, match="served are 'a', 'b', 'c'"):  # b is of the command: it stays
+            world.lease("own/tiny")
+        assert [pooled.model.name for pooled in world.pool.models] == ["a", "b", "c"]
         assert world.pool.is_removed(MODELS[1])
-        with pytest.raises(NotFound, match="'b' was removed"):
-            world.lease("b")
-        with pytest.raises(ConfigError, match="is taken"):
-            world.pool.add(NamedModel("a", "other.gguf", 1))
-        world.pool.add(NamedModel("B", "newer.gguf", 12))
-        await world.use("b")
-        assert [(model.name, model.file, model.size) for model in world.pool.names.models][1:2] == [("b", "newer.gguf", 12)]
-        assert len(world.pool.names.models) == len(MODELS)
+        world.pool.add(NamedModel("own/tiny:Q4_0", "q4.gguf", 12, ("own/tiny",), fetched=True))
+        assert world.pool.names.find("own/tiny").file == "q4.gguf"
+        await world.use("own/tiny:Q4_0")
         world.check_memory()
 
     run(test)
+
+
+def test_the_last_model_stays_though_its_file_was_removed() -> None:
+    names = ModelNames([NamedModel("x", "x.gguf", 1, fetched=True), NamedModel("y", "y.gguf", 1, fetched=True)], "y")
+    assert [model.name for model in names.without(names.models[:1]).models] == ["y"]
+    assert names.without(names.models[1:]).default.name == "x"
+    assert names.without(names.models).models == (names.default,)
 
 
 def test_beside_a_larger_model_none_stays_that_was_loaded_for_other_shares_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ Alias = Annotated[
         metavar="NAME",
         rich_help_panel=NETWORK,
         help="Name of the model for callers; the file's name works too. Give it again for more names; answers use the first. "
-        "Names ignore case.",
+        "Names ignore case. With several models: ALIAS=NAME.",
         show_default="the file's name",
     ),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,13 +125,15 @@ def several_models(
 
     arguments = [split_name(text) for text in _arguments(settings, options)]
     models = [_named(name, fetched(text) or find(text)) for name, text in arguments]
-    alone = models[0] if len(models) == 1 else None
+    if len(models) == 1:  # as in a server of one model
+        plain = [text for text in alias if "=" not in text]
+        models, alias = [_renamed(models[0], plain, first=not name)], [text for text in alias if "=" in text]
     serves_pulled = allow_pull or options.models_dir is not None
     pulled = _pulled() if serves_pulled else []
     if options.models_dir is not None:
         models += _of_folder(options.models_dir, models, empty=bool(pulled))
     files = {Path(model.file).resolve() for model in models}
-    known = aliased([*models, *(model for model in pulled if Path(model.file).resolve() not in files)], alias, alone)
+    known = aliased([*models, *(model for model in pulled if Path(model.file).resolve() not in files)], alias)
     return SeveralModels(
         joined(known[: len(models)], known[len(models) :]),
         settings,
@@ -156,6 +158,12 @@ def _named(name: str, model: LocalModel) -> NamedModel:
     file = str(model.path)
     names = dict.fromkeys((*([name] if name else ()), *model.names, *model_names(file)))
     return NamedModel(next(iter(names)), file, model.size, tuple(names)[1:])
+
+
+def _renamed(model: NamedModel, names: Sequence[str], *, first: bool) -> NamedModel:
+    """A model with further names. `first`: whether answers use the first one of them."""
+    name, *aliases = dict.fromkeys((*names, *model.names) if first else (*model.names, *names))
+    return replace(model, name=name, aliases=tuple(aliases))
 
 
 def _pulled() -> list[NamedModel]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from headstart.errors import HubError
 from headstart.hub.variants import WeightFile
@@ -68,10 +68,11 @@ class HubClient:
         endpoint: its address as it may be shown: without a user and a password, which HF_ENDPOINT may have.
 
     Raises:
-        HubError: HF_HUB_OFFLINE is set.
+        HubError: HF_HUB_OFFLINE is set, or HF_ENDPOINT is no address.
     """
 
     def __init__(self) -> None:
+        _check_address(os.environ.get("HF_ENDPOINT") or "")  # before the import, which reads it
         from huggingface_hub import constants, get_token
 
         self._address = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
@@ -161,6 +162,17 @@ class HubClient:
             return HubError(f"{self.endpoint} answers with an error ({status}); try again later.")
         reason = " ".join(str(error).replace(self._address, self.endpoint).split()) or type(error).__name__
         return HubError(f"{self.endpoint} cannot be reached ({reason:.200}); check the network and HF_ENDPOINT.")
+
+
+def _check_address(address: str) -> None:
+    """Raises HubError if it is no address of a hub. The message does not quote it: it may have a password."""
+    try:
+        parts = urlsplit(address)
+        fine = not address or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
+    except ValueError:
+        fine = False
+    if not fine:
+        raise HubError("HF_ENDPOINT is no address of a hub: set it to one like https://huggingface.co, or unset it.")
 
 
 def offline() -> bool:

@@ -123,9 +123,8 @@ class PoolModels:
         self._begun = time.time()
 
     def all(self) -> Sequence[ServedModel]:
-        default = self._pool.names.default
-        others = (model for model in self._pool.names.models if model is not default)
-        return self._served(default), *(self._served(model) for model in others if not self._pool.is_removed(model))
+        names = self._pool.names
+        return self._served(names.default), *(self._served(model) for model in names.models if model is not names.default)
 
     def named(self, name: str) -> ServedModel | None:
         found = self._pool.names.named(name)
@@ -135,6 +134,8 @@ class PoolModels:
         return self._served(self._pool.names.find(name))
 
     def fetched(self, names: Sequence[str], file: str, size: int) -> str:
+        if any(model.file == file for model in self._pool.names.models):  # its file was removed, and is here again
+            return ""
         if not self._serves_pulled:
             return SERVES_GIVEN
         name, *aliases = dict.fromkeys(names)

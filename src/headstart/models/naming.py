@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from blake3 import blake3
@@ -25,12 +25,14 @@ class NamedModel:
         file: path of its file.
         size: bytes of its files.
         aliases: other names that requests may use.
+        fetched: whether it is served because headstart has fetched it: no command and no folder names it.
     """
 
     name: str
     file: str
     size: int
     aliases: tuple[str, ...] = ()
+    fetched: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,10 +90,10 @@ class ModelNames:
             raise ConfigError(f"The name '{model.name}' is taken.")
         return ModelNames(joined(self.models, [model]), self.default.name)
 
-    def moved(self, model: NamedModel, file: str, size: int) -> ModelNames:
-        """These models, one of them with another file."""
-        there = replace(model, file=file, size=size)
-        return ModelNames([there if one is model else one for one in self.models], self.default.name)
+    def without(self, gone: Collection[NamedModel]) -> ModelNames:
+        """These models but some. At least one stays, and another one is the default if that is gone."""
+        rest = [model for model in self.models if model not in gone] or [self.default]
+        return ModelNames(rest, self.default.name if self.default in rest else None)
 
     def find(self, name: str | None) -> NamedModel:
         """The model that a request names. No name and names of vendors' models mean the default.
@@ -147,7 +149,8 @@ def claimed(model: NamedModel) -> NamedModel:
 
     Clients send those by default, and callers choose what is fetched: a file `gpt-4o.gguf` would take everybody's requests.
     """
-    return replace(model, aliases=tuple(alias for alias in model.aliases if not meant_for_vendor(alias)))
+    aliases = tuple(alias for alias in model.aliases if not meant_for_vendor(alias))
+    return replace(model, aliases=aliases, fetched=True)
 
 
 def split_name(text: str) -> tuple[str, str]:
@@ -158,11 +161,8 @@ def split_name(text: str) -> tuple[str, str]:
     return name, file
 
 
-def aliased(models: Iterable[NamedModel], aliases: Iterable[str], alone: NamedModel | None = None) -> list[NamedModel]:
+def aliased(models: Iterable[NamedModel], aliases: Iterable[str]) -> list[NamedModel]:
     """The models with the aliases `ALIAS=NAME`, and with the names of their files.
-
-    Args:
-        alone: the model of an alias without a name; None if that is not clear.
 
     Raises:
         ConfigError: an alias has another form, or names no model.
@@ -171,19 +171,10 @@ def aliased(models: Iterable[NamedModel], aliases: Iterable[str], alone: NamedMo
     found: dict[str, list[str]] = {model.name: [] for model in models}
     for text in aliases:
         alias, equals, name = text.partition("=")
-        if alone is not None and not equals:
-            alias, equals, name = text, "=", alone.name
         of = next((model.name for model in models if model.name.casefold() == name.casefold()), None)
         if not equals or not alias.strip() or of is None:
             names = ", ".join(model.name for model in models[:SHOWN])
             raise ConfigError(f"With several models write --alias ALIAS=NAME, where NAME is one of {names}; not {text!r:.100}.")
         found[of].append(alias)
-    return [
-        NamedModel(
-            model.name,
-            model.file,
-            model.size,
-            tuple(dict.fromkeys(name for name in (*model.aliases, *found[model.name]) if name != model.name)),
-        )
-        for model in models
-    ]
+    every = {model.name: dict.fromkeys((*model.aliases, *found[model.name])) for model in models}
+    return [replace(model, aliases=tuple(name for name in every[model.name] if name != model.name)) for model in models]

@@ -12,6 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ import structlog
 
 from headstart.api.openai_responses.handover import Handover
 from headstart.api.served_models import ServedModel
-from headstart.errors import HeadstartError, NotFound, Overloaded, RequestError, Unavailable
+from headstart.errors import ConfigError, HeadstartError, Overloaded, RequestError, Unavailable
 from headstart.interfaces.engine import EngineProof
 from headstart.models.channel import ProcessSetup, ReadyReport
 from headstart.models.naming import ModelNames, NamedModel
@@ -177,7 +178,7 @@ class ModelPool:
         clock: Callable[[], float] = time.monotonic,
         exists: Callable[[str], bool] = os.path.exists,
     ) -> None:
-        self.names = names
+        self._names = names
         self.shares = shares
         self.loads = self.failures = self.deaths = 0
         self._start = start
@@ -201,43 +202,47 @@ class ModelPool:
     def models(self) -> Iterable[PooledModel]:
         return self._models.values()
 
-    def add(self, model: NamedModel) -> None:
-        """Serves one more model, or one that was removed and is here again. Those that are loaded stay so; their part of the
-        memory changes when they are loaded again.
-
-        Raises:
-            ConfigError: its name is taken.
-        """
-        known, before = self.names.named(model.name), self.shares
-        if known is not None and (known.file == model.file or self.is_removed(known)):
-            self.names = self.names.moved(known, model.file, model.size)
-            self.of(known).model = self.names.find(known.name)
-        else:
-            self.names = self.names.added(model)
-        self.shares = before.shared_by([one.size for one in self.names.models])
-        for one in self.names.models:
-            if one.name not in self._models:
-                self._models[one.name] = PooledModel(one, self.shares.of_model(one.size))
-        for pooled in self.models:
-            pooled.alone = pooled.alone or (pooled.state.holds and self.shares.together != before.together)
+    @property
+    def names(self) -> ModelNames:
+        """The models by name. A fetched one is forgotten when its file was removed, if it is not loaded."""
+        gone = [one.model for one in self.models if one.model.fetched and not one.waiting and self.is_removed(one.model)]
+        if gone and (left := self._names.without(gone)).models != self._names.models:
+            self._serve(left)
+        return self._names
 
     def is_removed(self, model: NamedModel) -> bool:
         """Whether the file of a model that is not loaded is not there any more."""
         return not self.of(model).state.holds and not self._exists(model.file)
 
+    def add(self, model: NamedModel) -> None:
+        """Serves one more model. Those that are loaded stay so; their part of the memory changes when they are loaded again.
+
+        Raises:
+            ConfigError: its name is taken.
+        """
+        self._serve(self.names.added(model))
+
+    def _serve(self, names: ModelNames) -> None:
+        self._names, before = names, self.shares
+        with suppress(ConfigError):  # none of those that are left fits
+            self.shares = before.shared_by([model.size for model in names.models])
+        self._models = {
+            model.name: self._models.get(model.name) or PooledModel(model, self.shares.of_model(model.size))
+            for model in names.models
+        }
+        for pooled in self.models:
+            pooled.alone = pooled.alone or (pooled.state.holds and self.shares.together != before.together)
+
     def lease(self, model: NamedModel, keep: float | None = None) -> Lease:
         """A lease of a model, which is loaded if it is not. `keep`: as in `Lease`.
 
         Raises:
-            NotFound: its file was removed.
             Overloaded: too many requests wait for it.
             Unavailable: its last load failed a moment ago, it can never be loaded, or the server stops.
         """
         pooled, now = self.of(model), self._clock()
         if self._closed:
             raise Unavailable("The server is stopping.")
-        if self.is_removed(model):
-            raise NotFound(f"The model '{model.name}' was removed from this server's machine.", param="model")
         if not self.shares.holds(model.size):
             raise Unavailable(
                 f"The model '{model.name}' has {show_size(model.size)} of weights, more than the "

@@ -88,6 +88,7 @@ class Download:
             self._gone = gone.done()
             await task
         finally:
+            self._gone = True
             gone.cancel()
 
     async def lines(self) -> AsyncIterator[bytes]:
