@@ -26,19 +26,20 @@ _FIRSTS = (b"", *(bytes([first]) for first in range(256)))
 class IdMap(Generic[HeldT]):
     """Values by id."""
 
-    __slots__ = ("_count", "_parts")
+    __slots__ = ("_count", "_different", "_parts")
 
     def __init__(self) -> None:
         self._count = 0
         whole: dict[BlockId, HeldT] = {}
         # By first byte. Neighbours may share a dict: those of a range.
         self._parts = dict.fromkeys(_FIRSTS, whole)
+        self._different = [whole]  # each dict once, in order. It is replaced when one is divided
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[BlockId]:
-        return chain.from_iterable(self._different())
+        return chain.from_iterable(self._different)
 
     def __contains__(self, key: BlockId) -> bool:
         return key in self._parts[key[:1]]
@@ -62,11 +63,11 @@ class IdMap(Generic[HeldT]):
 
     def values(self) -> Iterator[HeldT]:
         """All values. The map must not change meanwhile."""
-        return chain.from_iterable(map(dict.values, self._different()))
+        return chain.from_iterable(map(dict.values, self._different))
 
     def items(self) -> Iterator[tuple[BlockId, HeldT]]:
         """All ids with their values. The map must not change meanwhile."""
-        return chain.from_iterable(map(dict.items, self._different()))
+        return chain.from_iterable(map(dict.items, self._different))
 
     def pieces(self) -> Iterator[list[HeldT]]:
         """All values, in pieces of at most `PIECE`. The map may change between two pieces.
@@ -86,20 +87,12 @@ class IdMap(Generic[HeldT]):
 
     def clearing(self) -> Iterator[None]:
         """Drops all values, in such pieces. Nobody else uses the map any more."""
-        for part in self._different():
+        for part in self._different:
             while part:
                 for _ in range(min(PIECE, len(part))):
                     part.popitem()
                 yield
         self._count = 0
-
-    def _different(self) -> Iterator[dict[BlockId, HeldT]]:
-        """Each dict once."""
-        at = 0
-        while at < len(_FIRSTS):
-            part = self._parts[_FIRSTS[at]]
-            at = self._end(part, at)
-            yield part
 
     def _end(self, part: dict[BlockId, HeldT], at: int) -> int:
         """Where the range of first bytes that a dict has ends, if `at` is in it."""
@@ -119,5 +112,7 @@ class IdMap(Generic[HeldT]):
         upper: dict[BlockId, HeldT] = {}
         self._parts.update(dict.fromkeys(_FIRSTS[first:middle], lower))
         self._parts.update(dict.fromkeys(_FIRSTS[middle:end], upper))
+        at = next(number for number, one in enumerate(self._different) if one is part)
+        self._different = [*self._different[:at], lower, upper, *self._different[at + 1 :]]
         for key, value in part.items():
             self._parts[key[:1]][key] = value

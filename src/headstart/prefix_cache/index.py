@@ -18,7 +18,7 @@ Example: after two chats with one system prompt of two blocks, the index has a t
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -109,7 +109,7 @@ class Entry(Siblings["Entry"], ReuseHistory):
         self.parent = parent
         self.packed = tokens.astype(_INT32, copy=False).tobytes()
         self.start = start
-        self.copies = copies_of(copies)
+        self.copies = copies if copies is NO_COPIES else copies_of(copies)
         self._marks = gap << _GAP | (_STATE if state else 0) | (_PROTECTED if protected else 0)
         self.owner = owner
         self.written = written
@@ -468,13 +468,13 @@ class Index:
 
     def check(self) -> None:
         """Raises AssertionError if the index contradicts itself. It looks at everything: for tests."""
-        kv = 0
+        kv, size, shared = 0, self.block_size, {id(copies) for copies in _COPIES.values()}
         for key, entry in self._entries.items():
             assert entry.id == key
             assert entry.copies, "an entry without a copy"
-            assert entry.copies is copies_of(entry.copies)
-            assert 1 <= entry.length <= self.block_size
-            assert entry.start % self.block_size == 0
+            assert id(entry.copies) in shared
+            assert 1 <= entry.length <= size
+            assert entry.start % size == 0
             if entry.state:
                 assert key == checkpoint_id(entry.parent)
             else:
@@ -528,8 +528,23 @@ class EntryPlaces(MutableMapping[BlockId, int]):
     def __iter__(self) -> Iterator[BlockId]:
         return (entry.id for entry in self._index if entry.cell is not None)
 
+    def values(self) -> ValuesView[int]:
+        return _Cells(self)
+
+    def cells(self) -> Iterator[int]:
+        return (place for entry in self._index if (place := entry.cell) is not None)
+
     def __len__(self) -> int:
         return self._count
+
+
+class _Cells(ValuesView[int]):
+    """All cells, without a search for each."""
+
+    _mapping: EntryPlaces
+
+    def __iter__(self) -> Iterator[int]:
+        return self._mapping.cells()
 
 
 _NONE: Siblings[Entry] = Siblings()

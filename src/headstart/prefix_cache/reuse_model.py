@@ -76,6 +76,9 @@ TRAITS = np.concatenate(
 )
 """Kinds × traits: 1 where a kind has a trait."""
 _BASE = np.concatenate([np.log(_HAZARD / (1 - _HAZARD)) - _USUAL, np.zeros(sum(_TRAITS[1:]))])
+_USUAL_FIT = np.concatenate([np.full(OCTAVES, _USUAL), _BASE])
+"""The weights of octaves, then of traits, without data."""
+_NO_INTERVALS = np.zeros((KINDS, OCTAVES))
 
 Table = npt.NDArray[np.float64]
 """Kinds × octaves, or × traits."""
@@ -206,8 +209,8 @@ class ReuseModel:
     def __init__(self) -> None:
         self.counts = np.zeros((2, KINDS, OCTAVES))
         self._intervals = self._news = 0
-        self._fit = np.concatenate([np.full(OCTAVES, _USUAL), _BASE])
-        self._ended = self._lasted = np.zeros((KINDS, OCTAVES))
+        self._fit = _USUAL_FIT
+        self._ended = self._lasted = _NO_INTERVALS
         self._rates: dict[int, list[float]] = {}
 
     def returned(self, stats: ReuseHistory, now: float) -> None:
@@ -254,9 +257,10 @@ class ReuseModel:
         for piece in more:
             unknown += piece.open(now)
             yield
-        lasted = np.cumsum((ended + unknown)[:, ::-1], axis=1)[:, ::-1]
-        lasted = lasted - unknown / 2  # they are somewhere in their octave
-        some = np.flatnonzero(lasted[:, 0])
+        both = ended + unknown
+        some = np.flatnonzero(both.any(axis=1))
+        lasted = np.zeros_like(both)  # they are somewhere in their octave
+        lasted[some] = np.cumsum(both[some, ::-1], axis=1)[:, ::-1] - unknown[some] / 2
         weights = self._fit
         for number, after_step in enumerate(fitting(ended[some], lasted[some], TRAITS[some], weights), 1):
             weights = after_step
@@ -278,8 +282,7 @@ class ReuseModel:
         kind = _FIRST_KIND[uses if uses < _MANY else _MANY] + stats.request_traits.bucket  # as a property it takes longer
         row = self._rates.get(kind)
         if row is None:
-            (row,) = _rates_of(np.array([kind]), self._ended, self._lasted, self._fit)
-            self._rates[kind] = row
+            row = self._rates[kind] = self._rates_of_kind(kind)
         if age <= _HALF:
             return row[0]
         place = math.log2(age) + 0.5  # a rate is that of the middle of its octave
@@ -288,6 +291,12 @@ class ReuseModel:
             return row[OCTAVES - 1]
         part = place - octave
         return row[octave] * (1.0 - part) + row[octave + 1] * part
+
+    def _rates_of_kind(self, kind: int) -> list[float]:
+        if self._ended is _NO_INTERVALS:
+            return _usual_rates(kind)
+        (row,) = _rates_of(np.array([kind]), self._ended, self._lasted, self._fit)
+        return row
 
     def value(self, stats: ReuseHistory, now: float) -> float:
         """Seconds of prefill that an entry is expected to save, per byte and second of keeping it from `now` on, to 8 bits."""
@@ -307,6 +316,13 @@ def _rates_of(kinds: npt.NDArray[np.intp], ended: Table, lasted: Table, weights:
     return found
 
 
+@lru_cache(KINDS)
+def _usual_rates(kind: int) -> list[float]:
+    """The rates of a kind without data, which all models share."""
+    (row,) = _rates_of(np.array([kind]), _NO_INTERVALS, _NO_INTERVALS, _USUAL_FIT)
+    return row
+
+
 def fitting(ended: Table, lasted: Table, traits: Table, start: npt.NDArray[np.float64]) -> Iterator[npt.NDArray[np.float64]]:
     """The most likely weights of octaves, then of traits, after each step of Newton's method from `start`. A ridge draws them
     towards the usual.
@@ -316,7 +332,7 @@ def fitting(ended: Table, lasted: Table, traits: Table, start: npt.NDArray[np.fl
         lasted: kinds × octaves: intervals that reached it.
         traits: kinds × traits.
     """
-    usual = np.concatenate([np.full(OCTAVES, _USUAL), _BASE])
+    usual = _USUAL_FIT
     ridge = np.concatenate([np.full(OCTAVES, _RIDGE_OCTAVE), np.full(len(_BASE), _RIDGE_TRAIT)])
     found = start
     for _ in range(_STEPS):

@@ -227,9 +227,10 @@ class KvStore:
         """Raises AssertionError if index, retention and memory disagree."""
         self.index.check()
         self.memory.check()
-        held = [entry for entry in self.index if self.memory.name in entry.copies]
+        name, writing, reading = self.memory.name, self.offload.writing, self.shared_offer.reading
+        held = [entry for entry in self.index if name in entry.copies]
         assert len(held) == len(self.memory) == len(self.retention)
         assert all(entry.id in self.memory for entry in held)
         self.pins.check()
         for entry in self.index:
-            assert entry.pins == (entry.id in self.offload.writing) + (entry.id in self.shared_offer.reading)
+            assert entry.pins == (entry.id in writing) + (entry.id in reading)

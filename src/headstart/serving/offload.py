@@ -129,7 +129,7 @@ class Offload:
             canonical is None
             or self._memory.closed
             or not self._disk.on
-            or len(entry.tokens) != self._index.block_size
+            or entry.length != self._index.block_size
             or entry.id in self.writing
         ):
             return False

@@ -11,8 +11,8 @@ the table of a million entries takes 75 MB, and the numbers alone 28 MB.
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from headstart.errors import ConfigError
 from headstart.interfaces.tier import KV, STATE, EntryKind, Store
@@ -22,8 +22,7 @@ from headstart.prefix_cache.quota import NoQuota, OwnerLimits
 from headstart.tiers.arena import Arena
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """Memory for one entry, from `Memory.allocate`. It counts towards the quota of `owner`."""
 
     kind: EntryKind

@@ -18,6 +18,8 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from headstart.interfaces.tier import KV
 from headstart.prefix_cache.quota import OwnerLimits
 from headstart.prefix_cache.reuse_model import KINDS, MEMORY, OCTAVES, REQUEST_BUCKETS, RequestTraits, ReuseModel, ReuseStats
@@ -108,7 +110,7 @@ class Ranks:
 
     def counts(self) -> Any:
         """The counts of `ReuseModel`."""
-        counts = ReuseModel().counts
+        counts = np.zeros((2, KINDS, OCTAVES))
         numbers = [counts.shape[0] - 1, KINDS - 1, OCTAVES - 1, MEMORY]
         for row, kind, octave, count in self._db.execute(
             "SELECT row, kind, octave, count FROM intervals WHERE typeof(row) = 'integer' AND typeof(kind) = 'integer'"
