@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -123,8 +123,9 @@ class FakeSampler:
         options, scores = self.sampling, logits.astype(np.float64)
         for token, bias in options.logit_bias:
             scores[token] += bias
-        for token, times in self._seen.items():
-            scores[token] -= options.presence_penalty + options.frequency_penalty * times
+        if options.presence_penalty or options.frequency_penalty:
+            for token, times in self._seen.items():
+                scores[token] -= options.presence_penalty + options.frequency_penalty * times
         if self._constraint is not None:
             self._constraint.mask(scores)
         token = int(scores.argmax()) if options.temperature <= 0 else self._random_choice(scores)
@@ -140,13 +141,15 @@ class FakeSampler:
 
     def _random_choice(self, scores: npt.NDArray[np.float64]) -> int:
         options = self.sampling
-        order = np.argsort(-scores, kind="stable")[: options.top_k or None]
+        order = (-scores).argsort(kind="stable")[: options.top_k or None]
         with np.errstate(over="ignore"):  # at the lowest temperatures
             odds = np.exp((scores[order] - scores[order[0]]) / options.temperature)
         odds /= odds.sum()
-        keep = (np.cumsum(odds) - odds < options.top_p) & (odds >= options.min_p * odds[0])
+        keep = (odds.cumsum() - odds < options.top_p) & (odds >= options.min_p * odds[0])
         keep[0] = True
-        return int(self._random.choice(order[keep], p=odds[keep] / odds[keep].sum()))
+        odds = odds[keep] / odds[keep].sum()
+        below = odds.cumsum()  # `Generator.choice` does the same, and checks first what is known here
+        return int(order[keep][(below / below[-1]).searchsorted(self._random.random(), side="right")])
 
     def close(self) -> None:
         return
@@ -277,7 +280,7 @@ class FakeEngine(Engine):
             self.calls += 1
             self.prefilled += count
             self.largest = max(self.largest, count)
-            self._append(held, tokens, self._kernels(held.length, count))
+            self._append(held, tokens.tolist(), self._kernels(held.length, count))
             if logits:
                 self._logits[slot] = self._predict(held)
 
@@ -405,19 +408,21 @@ class FakeEngine(Engine):
             whole = count
         return [b""] * whole + [b"call %d %d" % (start, count)] * (count - whole)
 
-    def _append(self, slot: _Slot, tokens: Any, kernels: Sequence[bytes]) -> None:
+    def _append(self, slot: _Slot, tokens: Sequence[int], kernels: Sequence[bytes]) -> None:
         start, stop = slot.length, slot.length + len(tokens)
         high = blake2b(slot.high[:start].tobytes(), key=self._key)
         low = blake2b(slot.low[:start].tobytes(), key=self._key)
         highs, lows = bytearray(), bytearray()
+        sliceable, width, low_width = self.traits.sliceable, self._width, slot.low.shape[1]
         for at, token, kernel in zip(range(start, stop), tokens, kernels, strict=True):
             known, call = high.copy(), low.copy()
-            known.update(int(token).to_bytes(4, "little") + slot.state_high)
+            known.update(token.to_bytes(4, "little") + slot.state_high)
             digest = known.digest()
             call.update(digest + kernel + slot.state_low)
-            if not self.traits.sliceable:
-                self._advance(slot, at, digest, call.digest())
-            tokens_part, kernel_part = digest[: self._width], call.digest()[: slot.low.shape[1]]
+            of_call = call.digest()
+            if not sliceable:
+                self._advance(slot, at, digest, of_call)
+            tokens_part, kernel_part = digest[:width], of_call[:low_width]
             high.update(tokens_part)
             low.update(kernel_part)
             highs += tokens_part
@@ -443,15 +448,15 @@ class FakeEngine(Engine):
 
         size = self.tokenizer.n_vocab
         order, noise = self._order(seen(slot.high, slot.state_high), size), self._noise(seen(slot.low, slot.state_low), size)
-        return order * np.float32(GAP) + self._likes + noise * np.float32(NOISE)
+        return order + self._likes + noise
 
     def _order(self, seen: int, size: int) -> Logits:
-        """An order of the tokens, as a digest of all high parts decides it."""
-        return np.random.default_rng(seen).permutation(size).astype(np.float32)
+        """An order of the tokens, as a digest of all high parts decides it, with gaps."""
+        return np.random.default_rng(seen).permutation(size).astype(np.float32) * np.float32(GAP)
 
     def _noise(self, seen: int, size: int) -> Logits:
         """The last bits of the logits, as a digest of all low parts decides them."""
-        return np.random.default_rng(seen).random(size, np.float32)
+        return np.random.default_rng(seen).random(size, np.float32) * np.float32(NOISE)
 
     def _pass_time(self) -> None:
         """The time of a call. Other threads run meanwhile, also if it takes none."""

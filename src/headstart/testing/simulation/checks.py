@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -40,8 +39,7 @@ EVERY = 4
 _LENGTH = 4
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedSlot:
+class CheckedSlot(NamedTuple):
     """A slot that was right.
 
     Attributes:
@@ -53,6 +51,9 @@ class CheckedSlot:
     tokens: bytes = b""
     canonical: int = 0
     written: float = 0.0
+
+
+NOTHING = CheckedSlot()
 
 
 class Checks:
@@ -117,8 +118,9 @@ class Checks:
             before: what this has returned for the slot before. What is as it was then is not looked at again.
         """
         held = engine._slots[slot.number]
-        require(held.length == len(slot), f"slot {slot.number} holds {held.length} tokens, not {len(slot)}")
-        changed, canonical, data = engine.changed[slot.number], min(slot.canonical, len(slot)), slot.tokens.tobytes()
+        if held.length != len(slot):
+            raise Violation(f"slot {slot.number} holds {held.length} tokens, not {len(slot)}")
+        changed, canonical, data = engine.changed[slot.number], min(slot.canonical, held.length), slot.tokens.tobytes()
         found = CheckedSlot(data, canonical, slot.now)
         if changed == UNCHANGED and found == before:
             return before
@@ -130,6 +132,7 @@ class Checks:
         same = min(changed, len(before.tokens) // WIDTH if data.startswith(before.tokens) else 0)
         high = held.high[same : held.length].tobytes() == known.high[same:].tobytes()
         require(high, f"slot {slot.number} holds KV of other tokens")
+        timed = same if slot.now == before.written else 0
         same = min(same, before.canonical)
         low = held.low[same:canonical].tobytes() == known.low[same:canonical].tobytes()
         require(low, f"slot {slot.number} holds derived KV as canonical")
@@ -138,7 +141,7 @@ class Checks:
         for number, key in enumerate(slot.ids):
             if key not in self._tokens:
                 self._tokens[key] = tokens[: (number + 1) * self._block_size]
-        self.lifetimes.computed(engine, slot)
+        self.lifetimes.computed(engine, slot, timed)
         return found
 
     # ── moments ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -163,17 +166,20 @@ class Checks:
         cells = {
             kind: (arena.size, arena._bytes[: arena._fresh * arena.size].tobytes()) for kind, arena in memory._arenas.items()
         }
+        width, good, name = self._width + self._low, self._good, memory.name
         for entry in runtime.cache.index:
-            canonical = entry.copies.get(memory.name)
+            canonical = entry.copies.get(name)
             if canonical is not None:
                 state, place = entry.state, entry.cell
-                require(place is not None, "an entry without a cell")
-                assert place is not None
+                if place is None:
+                    raise Violation("an entry without a cell")
                 size, data = cells[STATE if state else KV]
                 begin = (place >> 1) * size
-                used = memory._sizes.get(place, size) if state else entry.length * (self._width + self._low)
+                used = memory._sizes.get(place, size) if state else entry.length * width
                 require(place & 1 == state, "an entry in a cell of another kind")
-                self.entry(entry, data[begin : begin + used], canonical, "memory", oracle)
+                found = data[begin : begin + used]
+                if good.get((entry.id, canonical)) != found:
+                    self.entry(entry, found, canonical, "memory", oracle)
 
     def objects(self, files: FileSystem) -> None:
         """All objects on disk that a reader would take for good."""
@@ -291,10 +297,11 @@ class Watch(NoListener):
         checks.steps += 1
         try:
             for slot in slots:
-                self._slots[slot.number] = checks.slot(self._engine, slot, self._slots.get(slot.number, CheckedSlot()))
-            held = [job.slot for job in running]
-            require(None not in held and len({id(slot) for slot in held}) == len(held), "two replies in one slot")
-            require(all(slot.busy == (slot in held) for slot in slots), "a slot is busy for nobody, or free for a reply")
+                self._slots[slot.number] = checks.slot(self._engine, slot, self._slots.get(slot.number, NOTHING))
+            held = {id(job.slot) for job in running}
+            require(id(None) not in held and len(held) == len(running), "two replies in one slot")
+            same = [slot.busy for slot in slots] == [id(slot) in held for slot in slots]
+            require(same, "a slot is busy for nobody, or free for a reply")
             if self.runtime is not None and checks.steps % EVERY == 0:
                 self._parts(self.runtime)
                 checks.memory(self.runtime)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ SECONDS = 1e-4
 SYNC = 5e-3
 """Most virtual seconds of a commit."""
 
+_execute, _executemany = sqlite3.Connection.execute, sqlite3.Connection.executemany
+
 
 class Connection(sqlite3.Connection):
     """A connection whose statements take virtual time and meet faults."""
@@ -33,11 +36,10 @@ class Connection(sqlite3.Connection):
     dead = False
 
     def execute(self, sql: str, *values: Any) -> Any:
-        return self._statement(sql, lambda: sqlite3.Connection.execute(self, sql, *values))
+        return self._statement(sql, partial(_execute, self, sql, *values))
 
     def executemany(self, sql: str, values: Any) -> Any:
-        rows = list(values)
-        return self._statement(sql, lambda: sqlite3.Connection.executemany(self, sql, rows))
+        return self._statement(sql, partial(_executemany, self, sql, list(values)))
 
     def _statement(self, sql: str, run: Callable[[], sqlite3.Cursor]) -> Any:
         self._check()
@@ -51,7 +53,7 @@ class Connection(sqlite3.Connection):
                 self._meet("select" if reads else "change")
                 here.pause(SECONDS)
                 return self._patiently(run)
-            return self._commit(lambda: self._patiently(run))  # a transaction of its own
+            return self._commit(partial(self._patiently, run))  # a transaction of its own
         finally:
             if not selects:
                 system().real_changes()
@@ -89,11 +91,11 @@ class Connection(sqlite3.Connection):
 
     def _meet(self, call: str, crashes: bool = True) -> str | None:
         """Meets the fault that is armed for this call. Returns a crash that the caller must carry out itself."""
-        files, here = system(), world()
-        files.calls[call] += 1
+        files = system()
         kind = files.faults.take(call)
         if kind is None:
             return None
+        here = world()
         here.say(f"{call}: {kind}")
         if kind in ("power_loss", "kill"):
             if kind == "power_loss" and not crashes:
@@ -114,12 +116,13 @@ class Connection(sqlite3.Connection):
 
     def _patiently(self, run: Callable[[], Any]) -> Any:
         """SQLite waits for others in real time, so here it does not wait at all, and is asked again."""
-        here = world()
-        ends = here.now + BUSY
+        ends: float | None = None
         while True:
             try:
                 return run()
             except sqlite3.OperationalError as error:
+                here = world()
+                ends = here.now + BUSY if ends is None else ends
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or here.now >= ends:
                     raise
             here.sleep(0.01 + 0.01 * here.dice.random())

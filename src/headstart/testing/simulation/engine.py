@@ -12,7 +12,7 @@ import numpy.typing as npt
 from headstart.errors import EngineError
 from headstart.interfaces.engine import KVSegment, Logits, Span, Step
 from headstart.interfaces.tokens import Bytes
-from headstart.testing.fake_engine import FakeEngine, Operation, _Slot
+from headstart.testing.fake_engine import GAP, NOISE, FakeEngine, Operation, _Slot
 from headstart.testing.simulation.faults import Faults
 from headstart.testing.simulation.kernel import world
 from headstart.testing.simulation.threads import TIME
@@ -49,12 +49,12 @@ class UntimedEngine(FakeEngine):
 
 @lru_cache(DRAWN)
 def _order(seen: int, size: int) -> Logits:
-    return np.random.default_rng(seen).permutation(size).astype(np.float32)
+    return np.random.default_rng(seen).permutation(size).astype(np.float32) * np.float32(GAP)
 
 
 @lru_cache(DRAWN)
 def _noise(seen: int, size: int) -> Logits:
-    return np.random.default_rng(seen).random(size, np.float32)
+    return np.random.default_rng(seen).random(size, np.float32) * np.float32(NOISE)
 
 
 class SimulatedEngine(UntimedEngine):

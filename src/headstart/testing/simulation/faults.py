@@ -73,23 +73,27 @@ class Faults:
         self.counts: Counter[str] = Counter()
         self.crashing = 0
         self._armed: list[Armed] = []
+        self._meets: frozenset[str] = frozenset()  # the calls that the armed faults can meet
 
     def arm(self, kind: str, skip: int = 0) -> None:
         """The fault meets the call after the next `skip` ones that it could meet."""
         self._armed.append(Armed(kind, skip))
+        self._meets |= frozenset(MEETS[kind])
 
     def disarm(self) -> None:
         self._armed.clear()
+        self._meets = frozenset()
 
     def take(self, call: str) -> str | None:
         """The fault that this call meets, if any. The caller counts it when it has its effect."""
-        if not self._armed:
+        if call not in self._meets:
             return None
         for armed in self._armed:
             if call in MEETS[armed.kind]:
                 armed.skip -= 1
                 if armed.skip < 0:
                     self._armed.remove(armed)
+                    self._meets = frozenset(one for left in self._armed for one in MEETS[left.kind])
                     return armed.kind
         return None
 

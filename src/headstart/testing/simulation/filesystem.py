@@ -5,9 +5,7 @@ Each call takes virtual time, so other tasks run during it, and meets the fault 
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,14 +44,14 @@ class FileSystem:
         self.real = real
         self.crash: Callable[[str], None] = lambda kind: None
         self.synced: Callable[[], None] = lambda: None
-        self.calls: Counter[str] = Counter()
         self.dropped: Callable[[], None] = lambda: None
         self.missing: set[bytes] = set()
         self.put_aside: set[bytes] = set()
         self._opened: dict[int, OpenFile] = {}
         self._next = 1000
         self._locks = FileLocks()
-        self._known_real: dict[str, os.stat_result] | None = None
+        self._real_names: list[str] | None = None  # what is known of SQLite's files since it has changed them
+        self._real_stats: dict[str, os.stat_result] = {}
         self.after_crash: dict[str, bytes] | None = None  # what a torn commit leaves of the catalogue
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -65,7 +63,6 @@ class FileSystem:
         """
         here = world()
         here.alive()
-        self.calls[name] += 1
         kind = self.faults.take(name) if path == ROOT or path.startswith(f"{ROOT}/") else None
         if here.trace is not None:
             here.say(f"{name} {path} {kind or ''}")
@@ -101,7 +98,7 @@ class FileSystem:
     def is_real(self, path: str) -> str | None:
         """The real path of a file of SQLite; None for all others."""
         name = path.rpartition("/")[2]
-        return str(self.real / name) if name.startswith(_REAL) else None
+        return f"{self.real}/{name}" if name.startswith(_REAL) else None
 
     def now(self) -> float:
         return EPOCH + world().now + world().skew
@@ -232,22 +229,21 @@ class FileSystem:
 
     def _entry(self, folder: str, name: str) -> Any:
         if name.startswith(_REAL):
-            known = self._real_files()
-            return known[name] if name in known else os.stat(self.real / name)
+            if (known := self._real_stats.get(name)) is None:
+                known = self._real_stats[name] = os.stat(f"{self.real}/{name}")
+            return known
         return stat_of(self.disk.file(f"{folder}/{name}"))
 
-    def _real_files(self) -> dict[str, os.stat_result]:
-        """The files of SQLite, in order. Their state is asked once as long as SQLite does nothing."""
-        if self._known_real is None:
-            self._known_real = {}
-            for name in sorted(os.listdir(self.real)):
-                with contextlib.suppress(FileNotFoundError):
-                    self._known_real[name] = os.stat(self.real / name)
-        return self._known_real
+    def _real_files(self) -> list[str]:
+        """The files of SQLite, in order. They are asked once as long as SQLite does nothing."""
+        if self._real_names is None:
+            self._real_names = sorted(os.listdir(self.real))
+        return self._real_names
 
     def real_changes(self) -> None:
         """SQLite does something with its files."""
-        self._known_real = None
+        self._real_names = None
+        self._real_stats.clear()
 
     def stat(self, path: Any, *, follow_symlinks: bool = True) -> Any:
         name = str(path)

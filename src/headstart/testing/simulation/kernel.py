@@ -49,6 +49,7 @@ class World:
         self._pids = count(100)
         self._dying: list[Process] = []
         self._hub = getcurrent()
+        self._leave: Callable[[], object] = self._hub.switch
         self._random = self.dice.random
 
     def say(self, what: str) -> None:
@@ -141,7 +142,7 @@ class World:
         return task.woken
 
     def _switch(self, task: Task) -> None:
-        self._hub.switch()
+        self._leave()
         if not task.process.alive:
             raise Killed
 
@@ -166,14 +167,14 @@ class World:
 
     def run(self, until: Callable[[], bool], most: float) -> None:
         """Runs tasks until a condition holds. Raises Stuck if it does not within `most` virtual seconds."""
-        ends = self.now + most
+        ends, heap = self.now + most, self._heap
         while not until():
             if self._dying:
                 self._end_processes()
                 continue
-            if not self._heap:
+            if not heap:
                 raise Stuck("no task can run any more")
-            at, _, task, ticket, woken = heapq.heappop(self._heap)
+            at, _, task, ticket, woken = heapq.heappop(heap)
             if task.ticket != ticket or task.ended:
                 continue
             if at > ends:
@@ -181,7 +182,8 @@ class World:
             self.steps += 1
             if self.steps > MOST_STEPS:
                 raise Stuck("tasks wake each other for ever")
-            self.now = max(self.now, at)
+            if at > self.now:
+                self.now = at
             task.ticket += 1
             task.woken = woken
             self.task = task

@@ -50,11 +50,16 @@ class Lifetimes:
         if seconds < 0:
             self._wrong = max(self._wrong, self._wall() - seconds)
 
-    def computed(self, engine: SimulatedEngine, slot: Slot) -> None:
-        """Notes when the blocks of a slot were computed, if that was in this slot."""
-        if ids := slot.ids:
-            made = engine.made[slot.number][: len(ids) * self._block_size].reshape(-1, self._block_size).max(1).tolist()
-            for key, at in zip(ids, made, strict=True):
+    def computed(self, engine: SimulatedEngine, slot: Slot, known: int = 0) -> None:
+        """Notes when the blocks of a slot were computed, if that was in this slot.
+
+        Args:
+            known: leading tokens for which it has done so, with the same time of the slot's text.
+        """
+        first = 0 if self._wrong else known // self._block_size
+        if ids := slot.ids[first:]:
+            made = engine.made[slot.number, first * self._block_size : (first + len(ids)) * self._block_size]
+            for key, at in zip(ids, made.reshape(-1, self._block_size).max(1).tolist(), strict=True):
                 if at > self.made.get(key, -1.0):
                     self.made[key] = at
                 # A text that came before the clock was set back is as old as that clock has said.

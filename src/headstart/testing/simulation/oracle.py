@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,7 @@ KEPT = 4000
 """Most beginnings whose KV is kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class ColdKV:
+class ColdKV(NamedTuple):
     """The content of a slot."""
 
     high: npt.NDArray[np.uint8]
@@ -52,7 +51,7 @@ class Oracle:
             at = at // self._block_size * self._block_size
             before = self.kv(tokens[:at]) if at else None
         slot = self._slot(_KV, before)
-        self.engine._append(slot, tokens[at:], [b""] * (length - at))
+        self.engine._append(slot, tokens[at:].tolist(), [b""] * (length - at))
         return self._keep(data, slot)
 
     def _slot(self, number: int, known: ColdKV | None) -> _Slot:
