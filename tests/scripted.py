@@ -45,6 +45,7 @@ class Scripted(Engine):
         self.shape = engine.shape
         self.facts = engine.facts
         self.fingerprint = engine.fingerprint
+        self.close_at_exit = engine.close_at_exit
         self.replies: deque[Reply] = deque(replies)
         controls = {control.text: control.id for control in self.tokenizer.controls if control.text}
         self._controls = controls

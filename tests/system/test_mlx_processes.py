@@ -119,7 +119,7 @@ def test_killed_and_started_again(kind: str, reuse: str, folders: dict[str, Path
 def test_killed_under_load(kind: str, kill: int, folders: dict[str, Path], tmp_path: Path) -> None:
     """Whatever the kill interrupts, nothing that was stored is lost, and what comes back is the answer."""
     dice = random.Random(f"{kind} {kill}")
-    options = (str(folders[kind]), *OPTIONS, "--reuse", "exact")
+    options = (str(folders[kind]), *OPTIONS, "--ctx", "4096", "--reuse", "exact")  # 400 words have 2,600 tokens
     with serving(*options, "--cache-dir", str(tmp_path)) as server:
         load = Load(url_of(server), kill)
         time.sleep(dice.uniform(1.0, 4.0))
