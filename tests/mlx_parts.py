@@ -1,11 +1,11 @@
 """Many random histories of each kind of tiny MLX model, in parts that can be resumed.
 
-`python tests/mlx_parts.py FILE [--openblas] [--first SEED] [--histories N] [--part N] [--minutes N] [--kinds KIND …]`
+`python tests/mlx_parts.py FILE [--openblas] [--long-every N] [--first SEED] [--histories N] [--part N] [--minutes N]
+[--kinds KIND …]`
 
 Each part is a process of its own. Its result is a line of FILE, and a part that stands there is not run again. The kinds take
 turns, so that an interrupted run has seen all of them. At the end, and for parts of an earlier run, the sums of each kind are
-printed as a table; the exit code is 1 if any bit was wrong. With `--openblas` all histories have prompts of more than 1,500
-tokens; without it, a few of them.
+printed as a table; the exit code is 1 if any bit was wrong.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import tiny_hf
 
 Line = dict[str, Any]
 LONG_EVERY = 25
+"""One history of so many has prompts of more than 1,500 tokens, by default."""
 
 
 def parts(kinds: Sequence[str], seeds: range, size: int) -> Iterator[tuple[str, int, int]]:
@@ -59,6 +60,7 @@ def main() -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--kinds", nargs="+", default=list(tiny_hf.MODELS), metavar="KIND")
     parser.add_argument("--openblas", action="store_true", help="in place of MLX's own BLAS")
+    parser.add_argument("--long-every", type=int, default=LONG_EVERY, metavar="N", help="one of N has long prompts (25)")
     parser.add_argument("--histories", type=int, default=300, help="of each kind (300)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first of them (0), where others have run before")
     parser.add_argument("--part", type=int, default=25, help="histories of a part (25)")
@@ -75,8 +77,7 @@ def main() -> int:
             continue
         if time.monotonic() > until:
             break
-        long = 1 if given.openblas else LONG_EVERY
-        found = mlx_process.run(tiny_hf.named(models, kind), count, first=first, long=long, blas=blas)
+        found = mlx_process.run(tiny_hf.named(models, kind), count, first=first, long=given.long_every, blas=blas)
         with given.file.open("a", encoding="utf-8") as out:
             out.write(json.dumps({"kind": kind, "first": first, **found}) + "\n")
     for text in table(lines(given.file)):
