@@ -128,8 +128,8 @@ def _existing(path: Path) -> Path:
 
 def _explained(error: OSError, places: Folders) -> HubError:
     name = Path(error.filename) if isinstance(error.filename, str) else places.hub
-    ours = name.is_relative_to(places.state) and not name.is_relative_to(places.hub)
-    folder, variable = (places.state, "HEADSTART_STATE_DIR") if ours else (places.hub, "HF_HOME")
+    of_state = name.is_relative_to(places.state) and not name.is_relative_to(places.hub)
+    folder, variable = (places.state, "HEADSTART_STATE_DIR") if of_state else (places.hub, "HF_HOME")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return HubError(f"The disk of {folder} is full. What is here is kept: make space, and the same command goes on.")
     reason = os.strerror(error.errno) if error.errno else str(error)
