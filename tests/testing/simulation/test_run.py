@@ -262,3 +262,56 @@ def test_an_open_tail_that_is_younger_does_not_save_its_checkpoint() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_checkpoint_of_an_open_tail_behind_a_pinned_chain_stays() -> None:
+    """This was a fault of the simulation. The checkpoint came after `rm --all`, behind text that it had spared."""
+    history = Scenario(
+        2600790,
+        Setup(stateful=True, slots=4, memory=42, objects=142, transfer=256, settle=False, stall=0.02),
+        (
+            Happening(0.5, "ask", who=1, talk=2, how="turn", size=17, seed=781544771, reply=1),
+            Happening(1.2792, "pin", who=1, talk=2, size=100, reply=1),
+            Happening(9.4042, "rm", reply=1),
+            Happening(15.3224, "ask", who=1, talk=2, how="turn", size=18, seed=3525647, reply=1),
+            Happening(15.9257, "list", who=2, talk=2, size=100, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_what_could_not_be_deleted_goes_at_the_next_look() -> None:
+    """This was a fault of the simulation: it ended before the next look."""
+    history = Scenario(
+        2700696,
+        Setup(stateful=True, memory=12, objects=103, transfer=1024, expire=40.0, share=0.6),
+        (
+            Happening(0.3945, "fault", how="cut", size=3, reply=1),
+            Happening(0.5, "ask", who=1, how="turn", size=7, seed=812158215, reply=7),
+            Happening(1.4328, "fault", how="missing", reply=1),
+            Happening(2.0665, "ask", who=1, how="branch", size=8, seed=527920636, reply=8),
+            Happening(4.4579, "unpin", who=2, talk=2, size=100, reply=1),
+            Happening(6.84, "pin", who=1, talk=1, size=20, reply=1),
+            Happening(8.9684, "fault", how="hung", reply=1),
+            Happening(11.0851, "ask", talk=1, how="turn", size=18, seed=113649353, reply=3),
+            Happening(11.0851, "ask", talk=1, how="flood", size=1, seed=216732594, reply=3),
+            Happening(11.5652, "fault", how="sql_io", size=3, reply=1),
+            Happening(16.6154, "rm", size=5, reply=1),
+            Happening(17.0686, "fault", how="kill", size=30, reply=1),
+            Happening(20.3778, "ask", who=2, talk=1, how="turn", size=3, seed=18610725, reply=9),
+            Happening(23.4092, "fault", how="emfile", size=10, reply=1),
+            Happening(23.8049, "fault", how="sql_readonly", size=30, reply=1),
+            Happening(27.0504, "ask", who=1, how="turn", size=17, seed=443245709, reply=1),
+            Happening(27.0504, "ask", who=1, talk=1, how="turn", size=8, seed=285183230, reply=10),
+            Happening(27.6505, "ask", talk=2, how="turn", size=4, seed=882919940, reply=8),
+            Happening(30.2661, "unpin", who=1, talk=1, size=100, reply=1),
+            Happening(30.6027, "fault", how="hung_read", size=1, reply=1),
+            Happening(34.5737, "ask", who=2, talk=2, how="turn", size=11, seed=377609728, reply=8),
+            Happening(35.3905, "ask", talk=2, how="flood", size=1, seed=975411472, reply=11),
+            Happening(35.3905, "ask", how="turn", size=1, seed=835385229, reply=11),
+            Happening(35.824, "rm", reply=1),
+            Happening(40.1356, "fault", how="eperm", reply=1),
+            Happening(40.2484, "fault", how="eacces", size=3, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

@@ -74,6 +74,7 @@ class Clients(SimulatedMachine):
             case "clock":
                 self.faults.counts["clock_jump"] += 1
                 self.here.skew += event.size
+                self.files.stuck = min(self.files.stuck, self.files.now())
                 self.checks.lifetimes.jumped(event.size)
                 if event.size < 0:
                     self.checks.erasures.clock_set_back()

@@ -7,7 +7,7 @@ with tokens that another chain has.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from headstart.interfaces.tier import STATE
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
+from headstart.prefix_cache.index import Entry, Index
 from headstart.testing.simulation.disk import FolderNames, Inode
 from headstart.testing.simulation.filesystem import ROOT, FileSystem
 from headstart.testing.simulation.violation import require
@@ -121,8 +122,12 @@ class Erasures:
 
     def heard(self, runtime: Runtime) -> None:
         """A server that rests has nothing of what is swept."""
-        for entry in runtime.cache.index if self._swept else ():
-            swept = self._is_swept(entry.id, entry.parent if entry.state else entry.id, entry.written)
+        index = runtime.cache.index
+        for entry in index if self._swept else ():
+            if entry.state and entry.length < self._block_size:
+                swept = any(self._is_swept(key, key, written) for key, written in _text(index, entry))
+            else:
+                swept = self._is_swept(entry.id, entry.parent if entry.state else entry.id, entry.written)
             require(not swept, "a server has what was deleted with everything else")
 
     # ── the disk ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,6 +163,19 @@ class Erasures:
             data = path.read_bytes()
             found = any(key in data and not self._again(key) for key in deletion.blocks)
             require(not found, "the id of a deleted entry is in the catalogue's files")
+
+
+def _text(index: Index, checkpoint: Entry) -> Iterator[tuple[BlockId, float]]:
+    """What a checkpoint of an open tail covers, from its end back to what is missing, with the times of the text.
+
+    The checkpoint has the time of the oldest text, which may be spared.
+    """
+    key, known = checkpoint.parent, True
+    while known and (entry := index.get(key)) is not None:
+        yield key, entry.written
+        key, known = entry.parent, entry.start > 0
+    if known and key != checkpoint.parent:
+        yield key, float("-inf")  # when a missing block was computed is known, but not when a missing tail was
 
 
 def label_of(file: Inode) -> Label | None:

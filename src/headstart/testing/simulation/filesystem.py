@@ -36,6 +36,7 @@ class FileSystem:
         dropped: called when a catalogue is deleted, because it is damaged.
         missing: keys of objects that somebody else has deleted.
         put_aside: keys of objects that a server has put into quarantine.
+        stuck: when a file could not be deleted last, in seconds since 1970.
     """
 
     def __init__(self, disk: VirtualDisk, faults: Faults, real: Path) -> None:
@@ -47,6 +48,7 @@ class FileSystem:
         self.dropped: Callable[[], None] = lambda: None
         self.missing: set[bytes] = set()
         self.put_aside: set[bytes] = set()
+        self.stuck = float("-inf")
         self._opened: dict[int, OpenFile] = {}
         self._next = 1000
         self._locks = FileLocks()
@@ -209,7 +211,11 @@ class FileSystem:
 
     def unlink(self, path: Any) -> None:
         name = str(path)
-        self.call("unlink", name)
+        try:
+            self.call("unlink", name)
+        except OSError:
+            self.stuck = self.now()
+            raise
         if (real := self.is_real(name)) is not None:
             self.dropped()
             os.unlink(real)
