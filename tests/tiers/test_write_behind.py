@@ -260,10 +260,44 @@ def test_a_disk_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
         assert [type(one) for one in tier.read(wanted)] == [TimeoutError] * 3
         time.sleep(3 * write_behind.POLL)
         assert not tier.notices()
+        assert tier.hides
         answers.set()
         assert hung.over.wait(30)
         waited(tier, found, lambda found: len(found) == 6)
+        waited(tier, found, lambda _: tier.listed)
+        assert not tier.hides
         assert tier.read(wanted) == [SIZE] * 3
+
+
+def test_what_was_not_read_because_a_search_hung_is_told_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Disk(tmp_path, BIG)) as disk:
+        disk.write([(label(0), rows(0))])
+    found, answers = list[Notice](), threading.Event()
+    with opened(tmp_path) as tier:
+        waited(tier, found, lambda found: len(found) == 1)
+        monkeypatch.setattr(write_behind, "look_up", lambda path, keys: [None] * (not answers.wait(30)))
+        monkeypatch.setattr(write_behind, "FIND", 0.01)
+        tier.find([label(1).key])
+        assert [type(one) for one in tier.read([(label(0), np.zeros(SIZE, np.uint8))])] == [TimeoutError]
+        assert tier.hides
+        answers.set()
+        waited(tier, found, lambda found: found[1:] == [ObjectFound(label(0))])
+        waited(tier, found, lambda _: tier.listed and not tier.hides)
+
+
+def test_what_somebody_has_deleted_loses_its_row_when_it_is_read(tmp_path: Path) -> None:
+    """Its row would stay when the rest of its chain is deleted: the engine knows it no more."""
+    with closing(Disk(tmp_path, BIG)) as disk:
+        disk.write([(label(0), rows(0)), (label(1), rows(1))])
+    found = list[Notice]()
+    with opened(tmp_path) as tier:
+        waited(tier, found, lambda found: len(found) == 2)
+        disk.path(label(0).key).unlink()
+        missing, read = tier.read([(label(number), np.zeros(SIZE, np.uint8)) for number in range(2)])
+        assert isinstance(missing, FileNotFoundError)
+        assert read == SIZE
+        waited(tier, found, lambda _: not tier.hides)
+    assert stored(tmp_path) == {label(1).key}
 
 
 def test_a_search_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,8 +258,8 @@ class CachedChains:
             yield
 
     def _learn_all(self) -> LongWork[None]:
-        """Lets the index have all chains on disk. Raises Unavailable if a large folder is still being read."""
-        if not self._cache.disk.listed:
+        """Lets the index have all chains on disk. Raises Unavailable if there may be others: see `DiskTier`."""
+        if not self._cache.disk.listed or self._cache.disk.hides:
             raise Unavailable("The disk is still being read; try again soon.")
         yield from self._take_notices()
 

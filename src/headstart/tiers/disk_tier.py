@@ -88,6 +88,10 @@ class DiskTier(Protocol):
     def listed(self) -> bool:
         """Whether all objects were reported, or the disk cannot be used. After the start of a large disk this takes a while."""
 
+    @property
+    def hides(self) -> bool:
+        """Whether objects may be there of which the engine does not know: they could not be read, and nobody has looked why."""
+
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         """Looks for objects that may not have been reported yet. It stops where many in turn are missing."""
 

@@ -21,6 +21,7 @@ class NoDisk:
     name = "disk"
     on = False
     listed = True
+    hides = False
     used = budget = reserved = 0
     deletions = (0.0, 0)
 

@@ -255,6 +255,10 @@ class WriteBehind:
     def listed(self) -> bool:
         return self._listed
 
+    @property
+    def hides(self) -> bool:
+        return self._again or bool(self._bad)
+
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         disk, now = self._disk, self._clock()
         if disk is None or self._hangs:
@@ -280,10 +284,13 @@ class WriteBehind:
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
         if self._hangs:
+            self._again = True
             return [TimeoutError("the disk still does not answer") for _ in wanted]
         self._reading = frozenset(label.key for label, _ in wanted)
         results, self._hung = ParallelRead(self._read, wanted, lambda: self._moved).run()
         self._reading = frozenset()
+        if self._bad:
+            self._queue.put(frozenset())  # wakes the thread, which looks at them
         if self._hung:
             log.warning("the disk hangs: nothing is read until it answers")
             self.counters["fault_hung"] += 1
@@ -302,6 +309,7 @@ class WriteBehind:
             return disk.read_into(label, out, self._count)
         except FileNotFoundError as error:
             self.counters["fault_missing"] += 1
+            self._bad.append(label.key)  # it may have a row
             return error
         except FormatError as error:
             self.counters[f"fault_{error.reason}"] += 1
@@ -418,10 +426,11 @@ class WriteBehind:
                 assert disk is not None
                 self._tidy(disk)
                 while self._bad:  # before it is written again
-                    row = disk.quarantine(self._bad.popleft())
+                    row = disk.quarantine(self._bad[0])
                     if row is not None:
                         self._watch.known.add([row.label.key])
                         self._notices.append(ObjectFound(row.label))
+                    self._bad.popleft()  # afterwards, because of `hides`
                 self._expire(disk)
                 while not self._asked.empty():
                     self._asked.get()(disk)
@@ -598,7 +607,8 @@ class WriteBehind:
     def _look(self, disk: Disk) -> None:
         """Reports objects that other processes have added or removed."""
         again, wiped = self._again and not self._hangs, self._watch.wiped
-        self._again = self._again and not again
+        if again:
+            self._listed = self._again = False
         version = disk.catalog.version()
         reports = len(self._notices) < BACKLOG
         try:

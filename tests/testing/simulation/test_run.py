@@ -315,3 +315,59 @@ def test_what_could_not_be_deleted_goes_at_the_next_look() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_deletion_finds_what_could_not_be_read() -> None:
+    """A file was missing, so the block left the index. Its row stayed in the catalogue, with its text and the id of a deleted
+    block. The first block of the chain stayed too: the disk hung when it was read, and it was reported after the deletion."""
+    history = Scenario(
+        4000945,
+        Setup(mode="exact", slots=1, memory=20, objects=169, tenants=4, transfer=1024, explain=False, mixed=True),
+        (
+            Happening(0.5, "ask", how="turn", size=8, seed=424964047, reply=11),
+            Happening(3.1965, "ask", how="turn", size=9, seed=1050576243, reply=9),
+            Happening(7.6182, "fault", how="missing", size=10, reply=1),
+            Happening(9.1909, "restart", seed=70125970, reply=1),
+            Happening(18.216, "fault", how="hung_read", size=5, reply=1),
+            Happening(29.6392, "ask", how="turn", size=12, seed=295695847, reply=4),
+            Happening(30.6392, "delete", reply=1),
+            Happening(30.8371, "restart", seed=243726143, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_a_history_waits_until_all_have_heard_of_a_deletion_of_everything() -> None:
+    """This was a fault of the simulation: `headstart cache rm --older-than` found nothing on disk, so nobody waited."""
+    history = Scenario(
+        4050842,
+        Setup(stateful=True, slots=1, memory=64, objects=58, transfer=256, queue=6, stall=0.02, mixed=True),
+        (
+            Happening(0.5, "ask", talk=1, how="turn", size=8, seed=626621664, reply=4),
+            Happening(1.0, "second", reply=1),
+            Happening(1.0269, "unpin", who=1, size=20, reply=1),
+            Happening(1.3646, "ask", who=2, talk=2, how="turn", size=6, seed=564825605, reply=5),
+            Happening(1.4558, "ask", talk=2, how="turn", size=10, seed=202178174, reply=5),
+            Happening(2.3135, "ask", who=1, talk=2, how="turn", size=8, seed=471934335, reply=12),
+            Happening(3.8048, "pin", size=100, reply=1),
+            Happening(4.0841, "ask", who=1, talk=2, how="turn", size=5, seed=354847259, reply=8),
+            Happening(11.2047, "ask", who=2, talk=1, how="turn", size=1, seed=516503390, reply=11),
+            Happening(11.2512, "ask", who=2, talk=2, how="edit last", size=1, seed=296913672, reply=3),
+            Happening(11.4687, "unpin", who=1, size=20, reply=1),
+            Happening(11.7304, "pin", who=2, talk=1, size=20, reply=1),
+            Happening(12.1819, "ask", who=2, how="turn", size=19, seed=901674724),
+            Happening(12.2644, "ask", who=2, how="turn", size=7, seed=630171180, reply=5),
+            Happening(12.3178, "ask", who=1, talk=1, how="turn", size=17, seed=1047565001, reply=3),
+            Happening(12.9524, "delete", talk=1, size=20, reply=1),
+            Happening(13.9122, "term", who=2, size=20, reply=1),
+            Happening(15.4649, "delete", who=2, reply=1),
+            Happening(16.3645, "term", talk=2, size=20, reply=1),
+            Happening(20.4346, "ask", who=2, how="turn", size=10, seed=858161544, reply=8),
+            Happening(20.5549, "ask", who=2, talk=1, how="again", size=1, seed=1020745480),
+            Happening(22.1029, "ask", talk=2, how="turn", size=20, seed=262675198, reply=1),
+            Happening(22.1029, "ask", how="turn", size=16, seed=257890945, reply=7),
+            Happening(27.0049, "ask", who=1, talk=1, how="style", size=1, seed=178890105, reply=3),
+            Happening(31.0806, "rm", size=15, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

@@ -210,7 +210,8 @@ class Checks:
 def agrees(runtime: Runtime, disk: WriteBehind, database: sqlite3.Connection) -> bool:
     """Whether a server has heard of all deletions, and all that its index believes to be on disk has a row that is as good."""
     (last,) = sqlite3.Connection.execute(database, "SELECT seq FROM sqlite_sequence WHERE name = 'tombstones'").fetchone()
-    if disk._tombstone != last:
+    wiped = sqlite3.Connection.execute(database, "SELECT before, times FROM erased").fetchone()
+    if (disk._tombstone, disk.deletions) != (last, wiped or (0.0, 0)) or disk._notices:
         return False
     rows = dict(sqlite3.Connection.execute(database, "SELECT key, canonical FROM objects").fetchall())
     believed = ((entry.id, entry.copies["disk"]) for entry in runtime.cache.index if "disk" in entry.copies)
