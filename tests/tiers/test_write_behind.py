@@ -213,6 +213,24 @@ def test_a_last_wish_is_granted(tmp_path: Path) -> None:
     assert stored(tmp_path) == {label(1).key}
 
 
+def test_what_another_process_evicts_just_before_a_deletion_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deletion takes its ghost, from which the server would have heard of the eviction."""
+    with closing(Disk(tmp_path, BIG)) as other:
+        other.write([(label(0), rows(0))])
+        real = Disk.erase
+
+        def erase(self: Disk, keys: Any, *rest: Any, **options: Any) -> Any:
+            other.remove(keys)
+            return real(self, keys, *rest, **options)
+
+        monkeypatch.setattr(Disk, "erase", erase)
+        found = list[Notice]()
+        with opened(tmp_path) as tier:
+            waited(tier, found, lambda found: len(found) == 1)
+            assert tier.erase([label(0).key], b"").result(30) == 0
+            waited(tier, found, lambda found: ObjectErased(label(0).key) in found)
+
+
 def test_reading_tells_how_much(tmp_path: Path) -> None:
     disk = Disk(tmp_path, BIG)
     disk.write([(label(0), rows(0)), (state(0), rows(1, SIZE // 2)), (label(2), rows(2)), (label(3), rows(3, 0))])

@@ -218,7 +218,9 @@ class WriteBehind:
                 gone = disk.erase(keys, owners=[owner])
             finally:
                 self._watch.buried_here(disk.catalog.ages.own_tombstones)
-            self._forget([row.label.key for row in gone], ObjectErased)
+            # Another process may have evicted some just before. Their ghosts are gone too, so no look would find that.
+            evicted = {key for key in keys if key in self._watch.known}
+            self._forget(evicted.union(row.label.key for row in gone), ObjectErased)
             self._watch.erased_here(disk.catalog.ages.own - before)
             return sum(row.allocated for row in gone)
 

@@ -371,3 +371,39 @@ def test_a_history_waits_until_all_have_heard_of_a_deletion_of_everything() -> N
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_checkpoint_of_an_open_tail_that_was_computed_again_stays() -> None:
+    """This was a fault of the simulation. The checkpoint is as old as the beginning of its chain, which was not deleted."""
+    history = Scenario(
+        4051697,
+        Setup(stateful=True, any_cut=True, slots=1, memory=98, objects=14, explain=False, share=0.6, stall=0.02),
+        (
+            Happening(15.9141, "list", who=2, talk=1, size=20, reply=1),
+            Happening(19.0277, "ask", who=2, talk=2, how="turn", size=12, seed=568693874, reply=12),
+            Happening(21.1202, "ask", who=2, talk=2, how="turn", size=10, seed=586422864),
+            Happening(21.213, "ask", who=2, talk=2, how="turn", size=5, seed=211620883, reply=3),
+            Happening(22.2071, "ask", who=2, talk=2, how="turn", size=5, seed=692590944, reply=4),
+            Happening(24.6805, "delete", who=2, talk=2, size=100, reply=1),
+            Happening(31.7678, "ask", who=2, talk=2, how="again", size=9, seed=266762952, reply=1),
+            Happening(31.7678, "ask", who=2, talk=2, how="flood", size=1, seed=147154121, reply=5),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_a_failed_import_costs_what_it_was_given() -> None:
+    """This was a fault of the simulation. What was imported may be the cause, so it goes, also if it is pinned."""
+    history = Scenario(
+        4002155,
+        Setup(memory=64, objects=68, settle=False, share=0.3, stall=0.02, mixed=True),
+        (
+            Happening(0.5, "ask", who=1, talk=1, how="turn", size=1, seed=561650186, reply=7),
+            Happening(0.539, "ask", who=2, how="turn", size=2, seed=911585441, reply=2),
+            Happening(2.3853, "ask", who=1, how="turn", size=18, seed=79783606, reply=8),
+            Happening(6.0607, "pin", who=2, size=100, reply=1),
+            Happening(6.558, "fault", how="import", reply=1),
+            Happening(12.9785, "ask", who=2, how="turn", size=1, seed=428805635, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

@@ -268,7 +268,7 @@ class Watch(NoListener):
 
     def _leaves(self, number: int) -> None:
         if self.runtime is not None:
-            self._checks.lifetimes.computed(self._engine, self.runtime.scheduler.slots[number])
+            self._checks.lifetimes.saved(self._engine, self.runtime.scheduler.slots[number])
 
     def added(self, entry: Entry, tier: str) -> None:
         self._changed = True

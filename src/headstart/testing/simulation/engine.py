@@ -104,7 +104,9 @@ class SimulatedEngine(UntimedEngine):
 
     def export_checkpoint(self, slot: int, out: Bytes) -> int:
         world().pause(COPY)
-        return super().export_checkpoint(slot, out)
+        size = super().export_checkpoint(slot, out)
+        self.leaves(slot)
+        return size
 
     def import_checkpoint(self, slot: int, segments: Sequence[KVSegment], state: Bytes) -> None:
         world().pause(COPY)

@@ -170,12 +170,13 @@ def _text(index: Index, checkpoint: Entry) -> Iterator[tuple[BlockId, float]]:
 
     The checkpoint has the time of the oldest text, which may be spared.
     """
-    key, known = checkpoint.parent, True
-    while known and (entry := index.get(key)) is not None:
+    key = checkpoint.parent
+    while (entry := index.get(key)) is not None:
         yield key, entry.written
-        key, known = entry.parent, entry.start > 0
-    if known and key != checkpoint.parent:
-        yield key, float("-inf")  # when a missing block was computed is known, but not when a missing tail was
+        if not entry.start:
+            return
+        key = entry.parent
+    yield key, float("-inf")  # when it was computed is known
 
 
 def label_of(file: Inode) -> Label | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.blocks import block_id
 from headstart.serving.job import Job
 from headstart.serving.slots import Slot
 from headstart.testing.simulation.engine import SimulatedEngine
@@ -32,7 +33,7 @@ class Lifetimes:
         wall: the wall clock.
 
     Attributes:
-        made: when the engine has computed tokens of a block last.
+        made: when the engine has computed tokens of a block, or of an open tail that was saved, last.
     """
 
     def __init__(self, term: float, block_size: int, now: Callable[[], float], wall: Callable[[], float]) -> None:
@@ -66,6 +67,14 @@ class Lifetimes:
                 text = slot.now if at < slot.now <= self._wrong else min(at, slot.now)
                 if text > self._text.get(key, -1.0):
                     self._text[key] = text
+
+    def saved(self, engine: SimulatedEngine, slot: Slot) -> None:
+        """The content of a slot is exported: the same, and for its open tail."""
+        self.computed(engine, slot)
+        start = len(slot.ids) * self._block_size
+        if start < len(slot):
+            key = block_id(slot.parent_of(len(slot.ids)), slot.tokens[start:])
+            self.made[key] = max(self.made.get(key, -1.0), engine.made[slot.number, start : len(slot)].max())
 
     def used(self, job: Job, own: tuple[float, float] | None, clock: float) -> None:
         """A job begins with what is stored.

@@ -28,6 +28,7 @@ class PinnedChain:
         model: the fingerprint.
         whole: its full blocks and their checkpoints. They are on disk.
         tail: the open tail, which only the memory of this server has.
+        faults: imports that had failed in this server until then. Each costs the entries that it was given: one may be bad.
     """
 
     model: bytes
@@ -35,6 +36,7 @@ class PinnedChain:
     last: BlockId
     whole: frozenset[BlockId]
     tail: tuple[BlockId, Runtime] | None
+    faults: int
 
 
 class PinnedChains:
@@ -78,7 +80,9 @@ class PinnedChains:
         whole |= {state.id for state in chain.checkpoints if state.id in pins and state.length == size}
         last = chain.entries[-1]
         tail = (last.id, runtime) if last.id not in whole else None
-        self._chains[chain.id] = PinnedChain(runtime.engine.fingerprint, chain.owner, chain.id, frozenset(whole), tail)
+        self._chains[chain.id] = PinnedChain(
+            runtime.engine.fingerprint, chain.owner, chain.id, frozenset(whole), tail, _failed_imports(runtime)
+        )
         self.rows(files)
 
     def failed(self, *, refused: bool) -> None:
@@ -162,9 +166,13 @@ class PinnedChains:
         held = store.pins._held
         require(all(store.pins._limits.fits(size, store.pins.held) for size in held.values()), "too much is pinned in memory")
         for chain in self._chains.values():
-            if chain.tail is not None and chain.tail[1] is runtime:
+            if chain.tail is not None and chain.tail[1] is runtime and chain.faults == _failed_imports(runtime):
                 entry = store.index.get(chain.tail[0])
                 require(entry is not None and store.memory.name in entry.copies, "a pinned open tail is lost")
+
+
+def _failed_imports(runtime: Runtime) -> int:
+    return runtime.cache.store.counters["fault_import"]
 
 
 def _pins(folder: Path) -> dict[bytes, tuple[bytes, int]]:
