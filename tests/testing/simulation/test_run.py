@@ -407,3 +407,21 @@ def test_a_failed_import_costs_what_it_was_given() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_history_waits_until_what_hung_is_known_again() -> None:
+    """This was a fault of the simulation: it ended between the end of a hang and the next look at the catalogue."""
+    history = Scenario(
+        4200145,
+        Setup(any_cut=True, slots=1, memory=59, objects=151, settle=False, explain=False, share=0.3, queue=6),
+        (
+            Happening(15.6971, "ask", talk=2, how="turn", size=1, seed=355642940, reply=1),
+            Happening(16.5571, "ask", who=1, talk=1, how="turn", size=1, seed=570374109),
+            Happening(17.6602, "fault", how="hung_read", size=5, reply=1),
+            Happening(20.9963, "fault", how="power_loss", size=1, reply=1),
+            Happening(24.7367, "pin", talk=2, size=100, reply=1),
+            Happening(25.2681, "ask", who=1, talk=1, how="turn", size=16, seed=691486225, reply=1),
+            Happening(25.5242, "ask", talk=1, how="turn", size=4, seed=730604157, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

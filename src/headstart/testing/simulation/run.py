@@ -120,7 +120,7 @@ class HistoryRun(Clients):
     def _tidied(self, server: SimulatedServer) -> bool:
         disk = server.disk
         works = disk._disk is not None and TIME.monotonic() >= disk._failing_until
-        if not (works and disk._tidied > float("-inf")) or disk._hangs:
+        if not (works and disk._tidied > float("-inf")) or disk._hangs or disk.hides or not disk.listed:
             return False
         if abs(self.files.now() - disk._looked) > disk._terms.look + 1.0:
             return False  # a call of the disk hangs
