@@ -26,9 +26,8 @@ from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.index import Entry
-from headstart.serving.portions import unpacked
 from headstart.serving.runtime import Runtime
-from headstart.serving.stored import copied
+from headstart.serving.stored import copied, unpacked
 from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers.disk import Disk, schema
 

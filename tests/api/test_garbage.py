@@ -41,6 +41,15 @@ def test_what_survives_a_long_pass_is_frozen(watched: Garbage) -> None:
     assert not any(isinstance(known, list) and known is kept[0] for known in gc.get_objects())
 
 
+def test_the_first_pass_does_not_wait_for_a_quarter_of_what_was_frozen() -> None:
+    old = [[number] for number in range(400_000)]
+    with closing(Garbage(lambda: False)):
+        before = gc.get_stats()[2]["collections"]
+        new = [[number] for number in range(40_000)]
+        assert gc.get_stats()[2]["collections"] > before
+    assert len(old) + len(new) == 440_000
+
+
 def test_a_short_pass_freezes_nothing(watched: Garbage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "LONG", 1e6)
     gc.collect()

@@ -50,8 +50,7 @@ class Garbage:
         self._closed = threading.Event()
         self._thresholds = gc.get_threshold()
         gc.set_threshold(self._thresholds[0], MIDDLE, FULL)
-        gc.collect()
-        gc.freeze()
+        _freeze()
         gc.callbacks.append(self._passed)
         self._thread = threading.Thread(target=self._watch, name="headstart-garbage", daemon=True)
         self._thread.start()
@@ -74,8 +73,7 @@ class Garbage:
         """Looks at everything again, if that is due and the server is idle."""
         if self.freezes >= FREEZES and self._idle():
             gc.unfreeze()
-            gc.collect()
-            gc.freeze()
+            _freeze()
             self.freezes = 0
 
     def close(self) -> None:
@@ -86,3 +84,14 @@ class Garbage:
             gc.callbacks.remove(self._passed)
             gc.set_threshold(*self._thresholds)
             gc.unfreeze()
+
+
+def _freeze() -> None:
+    """Freezes what survives a full pass.
+
+    A second pass looks at nothing: the next full one comes when there are a quarter more objects than after the last, and would
+    otherwise wait for a quarter of all that was frozen.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.collect()

@@ -38,12 +38,12 @@ from headstart.serving.job import Ticket
 from headstart.serving.kv_store import KvStore
 from headstart.serving.listener import Listener, Listeners
 from headstart.serving.offload import ALL
-from headstart.serving.portions import LongWork, unpacked
+from headstart.serving.portions import LongWork
 from headstart.serving.prompt_maker import PromptMaker
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
 from headstart.serving.shared_preload import Preload
-from headstart.serving.stored import CachedChains, copied
+from headstart.serving.stored import CachedChains, EntryArray, copied, unpacked
 from headstart.serving.turn import ReturnedTurn, Turn
 from headstart.tiers.disk import Disk, StoredModel
 from headstart.tiers.disk_tier import DiskTier
@@ -384,10 +384,10 @@ class Runtime:
     def listen(self, listener: Listener) -> Iterator[Entry]:
         """Adds a listener, and returns what is stored. Thread-safe; waits for some steps.
 
-        Entries that come or leave meanwhile may be in the list or not: the listener hears of them.
+        EntryArray that come or leave meanwhile may be in the list or not: the listener hears of them.
         """
 
-        def add() -> LongWork[list[list[Entry]]]:
+        def add() -> LongWork[list[EntryArray]]:
             listener.begin(self._mode)
             self.listeners.add(listener)
             return (yield from copied(self.cache.index))
