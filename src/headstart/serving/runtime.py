@@ -384,7 +384,7 @@ class Runtime:
     def listen(self, listener: Listener) -> Iterator[Entry]:
         """Adds a listener, and returns what is stored. Thread-safe; waits for some steps.
 
-        EntryArray that come or leave meanwhile may be in the list or not: the listener hears of them.
+        Entries that come or leave meanwhile may be in the list or not: the listener hears of them.
         """
 
         def add() -> LongWork[list[EntryArray]]:

@@ -22,6 +22,7 @@ def test_there_are_many_and_each_can_be_planted() -> None:
         assert (SOURCE / one.module).read_text("utf-8").count(one.old) == 1, one.name
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "fault",
     [pytest.param(one, id=one.name, marks=[] if one.name == FAST else pytest.mark.slow) for one in PLANTED if not one.rare],
