@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import itertools
+import math
 import os
 import queue
 import shutil
@@ -96,15 +97,20 @@ def opened(entries: int) -> Iterator[Disk]:
         yield disk
 
 
+def limit(disk: Disk, budget: int) -> None:
+    """Gives a disk this budget, in bytes, whatever the free space of this machine is: the rows say more than the files have."""
+
+    def measure() -> None:
+        disk._budget = budget
+
+    disk.measure = measure  # type: ignore[method-assign]
+    measure()
+
+
 def write_with_eviction(entries: int) -> Samples:
     """CPU seconds of a write of 4 MiB that evicts as much, without the system calls that write the files' bytes."""
     with opened(entries) as disk:
-        full = disk.used + disk.reserved
-
-        def measure() -> None:  # whatever the free space of this machine is
-            disk._budget = full
-
-        disk.measure = measure  # type: ignore[method-assign]
+        limit(disk, disk.used + disk.reserved)
         found = Samples()
         for _ in range(ROUNDS):
             batch, gone = [(label(next(_NEW)), payload(number)) for number in range(WRITTEN)], list[bytes]()
@@ -227,22 +233,23 @@ def _reply(runtime: Runtime, text: str, tokens: int) -> float:
     return time.perf_counter() - first
 
 
-def decode(entries: int, pause: float, pairs: int, tokens: int = 300) -> list[float]:
+def decode(entries: int, pauses: Sequence[float], rounds: int, tokens: int = 1000) -> dict[float, list[float]]:
     """Speed of a reply of the bundled model beside another thread that evicts and adds rows for 4 MiB every `pause` seconds,
-    divided by its speed without: a ratio for each pair. Needs a quiet machine.
+    divided by its speed without, in the same round. Needs a quiet machine.
 
-    For 4 MiB of KV the bundled model computes 182 tokens.
+    A pause of infinity evicts nothing: its ratios are the noise. For 4 MiB of KV the bundled model computes 182 tokens.
     """
-    folder, ratios = filled(entries), list[float]()
+    folder, ratios = filled(entries), {pause: list[float]() for pause in (math.inf, *pauses)}
     settings = Settings(str(demo_model()), ctx=2048, slots=1, memory_budget=1 << 28, cache_dir=None)
     with Runtime(lambda: LlamaEngine.load(settings.engine_options()), settings) as runtime:
         _reply(runtime, "warm", tokens)
-        for number in range(pairs):
-            taken = {}
-            for busy in (True, False) if number % 2 else (False, True):
-                with _evicting_beside(folder, pause) if busy else nullcontext():
-                    taken[busy] = _reply(runtime, f"Tell me {number} things.", tokens)
-            ratios.append(taken[False] / taken[True])
+        for number in range(rounds):
+            taken, order = {}, [None, *ratios]
+            for pause in order[number % len(order) :] + order[: number % len(order)]:
+                with nullcontext() if pause is None else _evicting_beside(folder, pause):
+                    taken[pause] = _reply(runtime, f"Tell me {number} things.", tokens)
+            for pause, found in ratios.items():
+                found.append(taken[None] / taken[pause])
     return ratios
 
 
@@ -252,7 +259,7 @@ def _evicting_beside(folder: Path, pause: float) -> Iterator[None]:
 
     def work() -> None:
         with closing(Disk(folder, 1 << 62)) as disk:
-            while not end.wait(pause):
+            while not end.wait(min(pause, threading.TIMEOUT_MAX)):
                 disk.catalog.remove([row.label.key for row in disk.catalog.victims((), WRITTEN * BLOCK)])
                 disk.catalog.add([(label(next(_NEW)), BLOCK) for _ in range(WRITTEN)])
 
@@ -283,17 +290,17 @@ def main() -> None:
     parser.add_argument("--start", action="store_true", help="the first reply after a start")
     parser.add_argument("--decode", action="store_true", help="decoding beside eviction; needs a quiet machine")
     parser.add_argument("--pause", type=float, nargs="+", default=[0.1], metavar="S", help="between evictions of 4 MiB (0.1)")
-    parser.add_argument("--pairs", type=int, default=7, help="replies beside eviction, and as many without (7)")
+    parser.add_argument("--rounds", type=int, default=9, help="replies beside each eviction, and as many without (9)")
     chosen = parser.parse_args()
     for entries in chosen.entries:
         if chosen.start:
             more = start(entries)
             spread = f"{min(more):+.3f} to {max(more):+.3f}"
             print(f"start with {entries:,} objects: {np.median(more):+.3f} s ({spread}) against none")
-        for pause in chosen.pause if chosen.decode else ():
-            ratios = decode(entries, pause, chosen.pairs)
+        for pause, ratios in decode(entries, chosen.pause, chosen.rounds).items() if chosen.decode else ():
+            evicted = "nothing evicted" if pause == math.inf else f"4 MiB evicted every {pause} s"
             ratio = f"{np.median(ratios):.3f} of without ({min(ratios):.3f} to {max(ratios):.3f})"
-            print(f"decoding, {entries:,} objects, 4 MiB evicted every {pause} s: {ratio}")
+            print(f"decoding, {entries:,} objects, {evicted}: {ratio}")
 
 
 if __name__ == "__main__":

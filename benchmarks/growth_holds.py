@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from benchmarks.growth_disk import TURNS, filled, label
+from benchmarks.growth_disk import TURNS, filled, label, limit
 from benchmarks.growth_expiry import Stored, due, runtime_for
 from benchmarks.growth_rows import Row, row_of
 from headstart.api.garbage import Garbage
@@ -90,6 +90,7 @@ def copied(entries: int) -> Iterator[Path]:
 
 def catalogue(entries: int) -> Iterator[tuple[str, float]]:
     with copied(entries) as folder, closing(Disk(folder, 1 << 62, check=False)) as disk:
+        limit(disk, 1 << 62)
         ages = disk.catalog.ages
         ages.erase([label(0).key])
         yield "removing deleted text from a catalogue (VACUUM)", longest(ages.scrub)
