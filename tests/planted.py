@@ -303,7 +303,12 @@ PLANTED = (
         "tests/tiers/disk/test_store.py)",
     ),
     Planted("pinned objects are evicted", "tiers/disk/ranks.py", "children = 0 AND pinned = 0{whose}", "children = 0{whose}"),
-    Planted("pinned entries leave memory", "serving/pins.py", "            entry.kept = True\n            self._held", "            self._held"),
+    Planted(
+        "pinned entries leave memory",
+        "serving/pins.py",
+        "            entry.kept = True\n            self._held",
+        "            self._held",
+    ),
     Planted(
         "pins are not limited on disk",
         "tiers/disk/store.py",
@@ -316,7 +321,7 @@ PLANTED = (
         "        if self._fits(entry.owner, size, size):\n",
         "        if True:\n",
     ),
-    Planted("a pin is not marked", "tiers/disk/store.py", "            self.catalog.pin(keys, True)\n", ""),
+    Planted("a pin is not marked", "tiers/disk/store.py", "            self.catalog.pin(keys)\n", ""),
     Planted(
         "a pin is answered too early",
         "serving/stored.py",
@@ -326,7 +331,7 @@ PLANTED = (
     Planted(
         "an unpinned object stays pinned",
         "tiers/write_behind.py",
-        "            disk.catalog.pin(keys, False)\n",
+        "            disk.catalog.unpin(keys)\n",
         "",
         rare="the answers to all earlier pins of the history must be known (tests/serving/test_stored.py finds it)",
     ),

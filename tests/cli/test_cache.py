@@ -88,7 +88,7 @@ def cache(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 def change(folder: Path, *blocks: Block, pinned: tuple[int, ...] = ()) -> None:
     disk = Disk(folder, 1 << 40)
     disk.write(blocks)
-    disk.catalog.pin([key(number) for number in pinned], True)
+    disk.catalog.pin([key(number) for number in pinned])
     disk.close()
 
 
@@ -677,7 +677,7 @@ def test_all_fits_on_80_columns(
     with closing(Disk(place, 1 << 40)) as disk:
         (fingerprint,) = disk.catalog.models()
         disk.catalog.learn(fingerprint, StoredModel("a-model-with-a-name-" * 6, "", ""))
-        disk.catalog.pin(disk.catalog.keys(), True)
+        disk.catalog.pin(disk.catalog.keys())
         size = 123 << 30
         with sqlite3.connect(place / "index.sqlite") as database:
             database.execute("UPDATE objects SET allocated = ?, seconds = 1e5, used = 0", (size,))

@@ -172,7 +172,7 @@ def test_what_is_offered_again_is_stored(tmp_path: Path, gate: Gate) -> None:
 def test_a_pinned_object_is_not_discarded(tmp_path: Path) -> None:
     disk = Disk(tmp_path, BIG)
     disk.write([(label(0), rows(0)), (state(0), rows(1)), (label(2), rows(2))])
-    disk.catalog.pin([state(0).key], True)
+    disk.catalog.pin([state(0).key])
     disk.close()
     found: list[Notice] = []
     with opened(tmp_path) as tier:

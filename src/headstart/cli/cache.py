@@ -192,7 +192,7 @@ def pin(identity: Id, folder: Folder = None) -> None:
     with opened(folder) as disk:
         chains = _chains(disk)
         labels = [row.label for row in chains.of(chains.find(identity)).objects]
-        disk.catalog.pin([label.key for label in labels], True)
+        disk.catalog.pin([label.key for label in labels])
         typer.echo(f"pinned: {entry_counts(labels)}")
 
 
@@ -203,7 +203,7 @@ def unpin(identity: Id, folder: Folder = None) -> None:
         chains = _chains(disk)
         labels = {row.label.key: row.label for row in chains.of(chains.find(identity)).objects if row.pinned}
         needed = chains.needed(without=labels.keys()) & labels.keys()
-        disk.catalog.pin(labels.keys() - needed, False)
+        disk.catalog.unpin(labels.keys() - needed)
         typer.echo(f"unpinned: {entry_counts(label for key, label in labels.items() if key not in needed)}")
         if needed:
             typer.echo(f"still pinned, because other pinned chains need them: {entry_counts(labels[key] for key in needed)}")

@@ -205,7 +205,7 @@ class WriteBehind:
 
     def unpin(self, keys: Collection[bytes]) -> Future[None]:
         def unpin(disk: Disk) -> None:
-            disk.catalog.pin(keys, False)
+            disk.catalog.unpin(keys)
             self._notices.extend(self._watch.pins(disk.catalog))
 
         return self._ask(unpin, after_writes=True)  # after a pin that still waits

@@ -154,7 +154,7 @@ def test_what_is_due_leaves_no_trace(tmp_path: Path, seed: int) -> None:
                 assert disk.quarantine(label(other).key) is None
                 known[other].how = "aside"
             case "pin":
-                disk.catalog.pin([label(other).key], True)
+                disk.catalog.pin([label(other).key])
             case "lose" if label(other).key in disk:  # a crash came before its row
                 disk.catalog.remove([label(other).key])
                 disk.reconcile()

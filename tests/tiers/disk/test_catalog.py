@@ -73,8 +73,24 @@ def test_what_hangs_on_a_block_goes_before_it(catalog: Catalog) -> None:
     for now in range(2, 20):
         catalog.use([(label(2).key, float(now)), (label(3).key, float(now))])
     assert names(catalog, 3, 20.0) == [2, 1, 3] or names(catalog, 3, 20.0) == [3, 2, 1]
-    catalog.pin([label(2).key], True)
+    catalog.pin([label(2).key])
     assert names(catalog, 3, 20.0) == [3]
+
+
+def test_what_a_pinned_object_needs_stays_pinned(catalog: Catalog) -> None:
+    """Another process may have pinned a longer chain, or a branch, since this one was looked at."""
+    labels = [label(1), label(2, 1), label(3, 2), state(3), label(4, 2)]
+    line = [replace(one, start=start) for one, start in zip(labels, (0, 8, 16, 16, 16), strict=True)]
+    catalog.add([(one, SIZE) for one in line], 1.0)
+    catalog.pin([one.key for one in line])
+    catalog.unpin([label(1).key, state(3).key, label(2, 1).key, label(3, 2).key, label(9).key])
+    assert {key for (key,) in catalog._db.execute("SELECT key FROM objects WHERE pinned")} == {
+        label(1).key,
+        label(2).key,
+        label(4).key,
+    }
+    catalog.unpin([one.key for one in line])
+    assert catalog.pinned_bytes() == {}
 
 
 def test_rows_that_no_checkpoint_makes_useful_go_first(catalog: Catalog) -> None:
@@ -123,10 +139,10 @@ def test_what_is_kept_and_what_may_go_are_all_there_is(catalog: Catalog) -> None
         catalog.add([(label(number, dice.randrange(1, number) if number > 5 else None), dice.randint(1, 9) * SIZE)], 1.0)
     for _ in range(50):
         pinned, spare = ([label(number).key for number in dice.sample(range(1, 60), 3)] for _ in range(2))
-        catalog.pin(pinned, True)
+        catalog.pin(pinned)
         going = sum(row.allocated for row in catalog.victims(spare, 1 << 40, 2.0))
         assert catalog.kept(spare) + going == catalog.used()
-        catalog.pin(pinned, False)
+        catalog.unpin(pinned)
 
 
 def test_uses_are_remembered_after_an_object_has_gone(catalog: Catalog) -> None:

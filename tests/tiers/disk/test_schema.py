@@ -350,7 +350,7 @@ def test_the_totals_are_always_right(tmp_path: Path, seed: int) -> None:
                 case "add":
                     catalog.add([(label, 4096 * dice.randint(1, 5))])
                 case "pin":
-                    catalog.pin([key], dice.random() < 0.7)
+                    (catalog.pin if dice.random() < 0.7 else catalog.unpin)([key])
                 case "remove":
                     catalog.remove([key])
                 case "erase":

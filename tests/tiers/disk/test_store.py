@@ -223,7 +223,7 @@ def test_pinned_and_needed_objects_stay(tmp_path: Path) -> None:
     cell = -(-SIZE // 4096) * 4096 + ALIGN
     disk = Disk(tmp_path, disk_store.RESERVE + 3 * cell)
     disk.write([(label(number), rows(number)) for number in range(3)])
-    disk.catalog.pin([label(0).key], True)
+    disk.catalog.pin([label(0).key])
     stored, gone = disk.write([(label(9), rows(9))], spared=lambda: [label(1).key])
     assert [one.key for one in stored] == [label(9).key]
     assert gone == [label(2).key]
@@ -283,7 +283,7 @@ def test_canonical_rows_in_place_of_derived_ones_are_news_to_others(tmp_path: Pa
     disk, other = Disk(tmp_path, BIG), Disk(tmp_path, BIG)
     disk.write([(label(number, canonical=False), rows(number)) for number in range(3)])
     seen = max(row.number for row in other.catalog.rows())
-    disk.catalog.pin([label(1).key], True)
+    disk.catalog.pin([label(1).key])
     disk.catalog.add([(label(2, canonical=False), 4096)])
     assert not list(other.catalog.rows(after=seen)), "nothing is better than before"
     disk.write([(label(1), rows(9))])
@@ -299,7 +299,7 @@ def test_what_cannot_fit_displaces_nothing(tmp_path: Path) -> None:
     cell = -(-SIZE // 4096) * 4096 + ALIGN
     disk = Disk(tmp_path, disk_store.RESERVE + 4 * cell)
     disk.write([(label(number), rows(number)) for number in range(3)])
-    disk.catalog.pin([label(number).key for number in range(2)], True)
+    disk.catalog.pin([label(number).key for number in range(2)])
     giant = label(9, 8)
     batch = [(label(8), rows(8)), (giant, rows(9, 3 * cell)), (state(giant), rows(1, 1)), (state(label(8)), rows(1, 1))]
     assert disk.write([batch[1]]) == ([], [])
@@ -313,14 +313,14 @@ def test_what_is_discarded_goes_unless_it_is_pinned(tmp_path: Path) -> None:
     disk = filled(tmp_path, 3)
     one, other = state(label(1, 0)), state(label(2, 1))
     disk.write([(one, rows(5)), (other, rows(6, 2 * SIZE))])
-    disk.catalog.pin([other.key], True)
+    disk.catalog.pin([other.key])
     assert disk.discard([one.key, other.key, b"x" * 32]) == [one.key]
     assert not disk.path(one.key).exists()
     assert other.key in disk
     assert disk.discard([other.key]) == []
     line = [label(0).key, label(1, 0).key, label(2, 1).key]
     assert disk.discard(line) == [], "a pinned checkpoint hangs on them"
-    disk.catalog.pin([other.key], False)
+    disk.catalog.unpin([other.key])
     assert disk.discard(line) == []
     assert set(disk.discard([*line[1:], other.key])) == {*line[1:], other.key}
     assert disk.catalog.keys() == {line[0]}
@@ -665,7 +665,7 @@ _VERSIONS = {1: ("", ""), 2: (", kind TEXT NOT NULL DEFAULT 'rows'", ", kind")}
 def test_a_catalogue_of_an_earlier_version_is_kept(tmp_path: Path, version: int) -> None:
     """With uses and pins, which the objects do not tell; whoever opens it first alters it."""
     disk = filled(tmp_path, 3)
-    disk.catalog.pin([label(1, 0).key], True)
+    disk.catalog.pin([label(1, 0).key])
     disk.catalog.use([(label(2, 1).key, 4e9)])
     before = list(disk.catalog.rows())
     disk.close()
@@ -764,3 +764,36 @@ def test_a_catalogue_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeyp
         pass
     assert error.value.errno == errno.ESTALE
     disk.close()
+
+
+def test_a_catalogue_is_created_only_when_nobody_deletes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who deletes a catalogue deletes its log last, and may hang before: it would take the log of a new catalogue."""
+    monkeypatch.setattr(disk_lock, "WAIT", 0.1)
+    first = filled(tmp_path)
+    with first.writing():
+        first.catalog.close()
+        disk_store.drop(first.index)
+        with pytest.raises(BlockingIOError):
+            Disk(tmp_path, BIG)
+        assert not first.index.exists()
+    first._lock.close()
+    with closing(Disk(tmp_path, BIG)) as disk:
+        assert len(disk.reconcile()[0]) == 4
+
+
+def test_a_catalogue_that_another_process_has_replaced_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two servers find the same damage. The slower one deleted what the faster one had created, with its pins."""
+    filled(tmp_path).close()
+    damages = disk_store.damages
+    (tmp_path / "index.sqlite").write_bytes(b"damage" * 1000)
+
+    def slowly(error: Exception) -> bool:
+        monkeypatch.undo()
+        with closing(Disk(tmp_path, BIG)) as faster:
+            faster.reconcile()
+            faster.catalog.pin([label(0).key])
+        return damages(error)
+
+    monkeypatch.setattr(disk_store, "damages", slowly)
+    with closing(Disk(tmp_path, BIG)) as disk:
+        assert disk.catalog.pinned(label(0).fingerprint) == {label(0).key}

@@ -189,7 +189,7 @@ def take(disk: Disk, objects: Iterable[tuple[Label, Bytes]]) -> Taken:
         new = [one for one in batch if not _held(disk, one[0])]
         known += len(batch) - len(new)
         done = [] if refused else disk.write(new, spared=disk.catalog.keys)[0]
-        disk.catalog.pin([label.key for label in done if label.key in pinned], True)  # objects in quarantine lost their pins
+        disk.catalog.pin([label.key for label in done if label.key in pinned])  # objects in quarantine lost their pins
         stored += done
         keys = {label.key for label in done}
         refused += (label for label, _ in new if label.key not in keys)

@@ -243,11 +243,20 @@ class Catalog:
         stats.use(now)
         return stats
 
-    def pin(self, keys: Collection[bytes], pinned: bool) -> int:
-        """Pins or unpins objects. Returns how many there were."""
+    def pin(self, keys: Collection[bytes]) -> None:
+        """Protects objects from eviction."""
         with self._change():
-            return sum(
-                self._db.execute("UPDATE objects SET pinned = ? WHERE key = ?", (int(pinned), key)).rowcount for key in keys
+            self._db.executemany("UPDATE objects SET pinned = 1 WHERE key = ?", [(key,) for key in keys])
+
+    def unpin(self, keys: Collection[bytes]) -> None:
+        """Removes this protection, except from objects that other pinned ones continue: another process may have pinned these."""
+        with self._change():
+            labels = [row.label for key in keys if (row := self.get(key)) is not None]
+            labels.sort(key=lambda label: (-label.start, label.kind == KV))  # each before its parent
+            self._db.executemany(
+                "UPDATE objects SET pinned = 0 WHERE key = ? AND pinned"
+                " AND NOT EXISTS (SELECT 1 FROM objects AS after WHERE after.parent = objects.key AND after.pinned)",
+                [(label.key,) for label in labels],
             )
 
     def pinned(self, fingerprint: bytes) -> frozenset[bytes]:

@@ -56,10 +56,11 @@ class Lock:
             yield
 
     @contextlib.contextmanager
-    def renewed(self, needed: Callable[[], bool]) -> Iterator[None]:
-        """Excludes others, like `held`. If `needed` is true, it also excludes for good all processes that have opened the
-        folder before: their `held` fails, and they must open the folder again. `needed` is called under the lock. If another
-        process has renewed the lock meanwhile, the new one is taken.
+    def renewed(self, needed: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Excludes others, like `held`, but compares nothing: if another process has renewed the lock, the new one is taken.
+
+        If `needed` is true, it also excludes for good all processes that have opened the folder before: their `held` fails, and
+        they must open the folder again. `needed` is called under the lock.
 
         Raises:
             OSError: the lock was not free in time, or the file cannot be replaced.

@@ -22,6 +22,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +40,7 @@ from headstart.tiers.disk.catalog import Catalog, Row, StoredModel
 from headstart.tiers.disk.format import FormatError, Header, Label, Sealed
 from headstart.tiers.disk.lock import Lock
 from headstart.tiers.disk.quarantine import Quarantine
-from headstart.tiers.disk.schema import damages, drop
+from headstart.tiers.disk.schema import Alone, damages, drop
 from headstart.units import count
 
 log = logging.getLogger("headstart.disk")
@@ -125,26 +126,46 @@ class Disk(Store):
 
     def _open_catalog(self, path: Path) -> Catalog:
         # If the file is missing, it is created here: SQLite would let other users read it. If it exists, it is not opened here:
-        # closing a file drops all locks that this process has on it.
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        # closing a file drops all locks that this process has on it. It is created under the lock, because a process that
+        # deletes an old one may not have deleted the old log yet: it would take the log of the new one.
+        if not path.exists():
+            with self._lock.renewed(), contextlib.suppress(FileExistsError):
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
         self._lock.watch(path, files.identity(path))  # before it is opened: another process may replace it meanwhile
         try:
-            catalog = Catalog(path, self._lock.renewed)
-            try:
-                if self._check or path.stat().st_size <= CHECKED:
-                    catalog.read()
-                self._recall_deleted(catalog)
-            except BaseException:
-                catalog.close()
-                raise
-            return catalog
+            return self._read_catalog(path, self._lock.renewed)
         except Exception as error:
             if not damages(error):
                 raise
-            log.warning("the catalogue is damaged and will be rebuilt from the objects, without pins: %s", error)
-            drop(path)
-            return self._open_catalog(path)
+            log.warning("the catalogue is damaged: %s", error)
+        with self._lock.renewed():
+            if path.exists() and self._damaged(path):
+                log.warning("it will be rebuilt from the objects, without pins")
+                drop(path)
+        return self._open_catalog(path)
+
+    def _read_catalog(self, path: Path, alone: Alone) -> Catalog:
+        catalog = Catalog(path, alone)
+        try:
+            if self._check or path.stat().st_size <= CHECKED:
+                catalog.read()
+            self._recall_deleted(catalog)
+        except BaseException:
+            catalog.close()
+            raise
+        return catalog
+
+    def _damaged(self, path: Path) -> bool:
+        """Whether it is still damaged, under the lock: another process may have replaced it."""
+
+        def later(_: object) -> AbstractContextManager[None]:
+            raise BlockingIOError("a catalogue of an earlier version is not rebuilt here")
+
+        try:
+            self._read_catalog(path, later).close()
+        except Exception as error:
+            return damages(error)
+        return False
 
     def abandon_catalog(self) -> None:
         """Closes the disk, and deletes a damaged catalogue. Opening the folder again rebuilds it. Raises OSError."""
@@ -557,7 +578,7 @@ class Disk(Store):
                     new[row.label.owner] += row.allocated
             if not all(limits.fits(held[owner] + size, held.total() + new.total()) for owner, size in new.items()):
                 return False
-            self.catalog.pin(keys, True)
+            self.catalog.pin(keys)
             return True
 
     def empty_quarantine(self) -> int:
