@@ -433,6 +433,7 @@ class Scheduler:
                 return
             if job.parked or self._admission.must_wait(job, self._running):
                 continue
+            self.expiry.step()  # the job before may have waited long for the disk
             self.waiting.remove(job)
             try:
                 self._start(job)

@@ -425,3 +425,166 @@ def test_a_history_waits_until_what_hung_is_known_again() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_nothing_is_pinned_while_a_damaged_catalogue_is_replaced() -> None:
+    """This was a fault of the simulation: its check could not open a catalogue that was not there."""
+    history = Scenario(
+        4103867,
+        Setup(memory=21, objects=16, tenants=4, transfer=256, explain=False, expire=200.0, queue=6, stall=0.02),
+        (
+            Happening(0.5, "ask", who=1, talk=2, how="turn", size=16, seed=235821738),
+            Happening(1.0, "second", reply=1),
+            Happening(1.2195, "fault", how="slow", reply=1),
+            Happening(5.37, "fault", how="sql_corrupt", reply=1),
+            Happening(6.9826, "unpin", who=1, talk=2, size=20, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_a_chain_is_unpinned_where_its_open_tail_is_not_known() -> None:
+    """This was a fault of the simulation. A second server sees the end of such a chain at its last full block."""
+    history = Scenario(
+        4101847,
+        Setup(stateful=True, slots=3, memory=109, objects=32, explain=False, share=0.3),
+        (
+            Happening(0.8918, "ask", who=2, talk=1, how="turn", size=7, seed=904245552, reply=7),
+            Happening(1.0, "second", reply=1),
+            Happening(10.2988, "ask", talk=2, how="turn", size=1, seed=592824633, reply=7),
+            Happening(17.8221, "delete", talk=2, reply=1),
+            Happening(21.4123, "list", who=1, talk=1, size=100, reply=1),
+            Happening(24.021, "delete", who=1, talk=2, size=100, reply=1),
+            Happening(24.6987, "pin", who=2, talk=1, size=100, reply=1),
+            Happening(40.4395, "unpin", who=2, talk=1, size=20, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_a_chain_is_pinned_while_another_server_unpins_one_with_the_same_blocks() -> None:
+    """The disk hung in the second server, so its change of the catalogue came after the pin. That needs some of the blocks."""
+    history = Scenario(
+        4102598,
+        Setup(mode="exact", any_cut=True, memory=16, objects=172, tenants=4, transfer=256),
+        (
+            Happening(0.7741, "ask", who=1, how="turn", size=20, seed=266727681, reply=7),
+            Happening(0.7741, "ask", who=1, talk=2, how="flood", size=20, seed=208607049, reply=1),
+            Happening(0.7741, "ask", who=2, talk=1, how="turn", size=14, seed=136067103, reply=7),
+            Happening(0.8171, "ask", who=3, talk=2, how="turn", size=10, seed=925289004, reply=1),
+            Happening(1.0, "second", reply=1),
+            Happening(1.2157, "delete", who=1, talk=2, reply=1),
+            Happening(2.7312, "ask", who=1, talk=1, how="turn", size=17, seed=738588200, reply=1),
+            Happening(2.7329, "ask", talk=2, how="turn", size=7, seed=197770867, reply=4),
+            Happening(2.7329, "ask", who=3, talk=1, how="turn", size=14, seed=781357185, reply=2),
+            Happening(2.9643, "ask", who=2, how="turn", size=9, seed=675217234),
+            Happening(2.9925, "ask", who=2, how="turn", size=12, seed=476267368, reply=12),
+            Happening(2.9925, "ask", who=2, talk=2, how="turn", size=18, seed=753071874, reply=7),
+            Happening(3.1996, "ask", talk=1, how="turn", size=6, seed=694886696, reply=12),
+            Happening(3.2733, "delete", who=2, talk=2, reply=1),
+            Happening(3.4004, "delete", talk=1, reply=1),
+            Happening(3.631, "fault", how="hung", reply=1),
+            Happening(5.3605, "ask", who=2, talk=1, how="turn", size=18, seed=1004966086, reply=5),
+            Happening(9.0992, "unpin", who=3, talk=1, size=20, reply=1),
+            Happening(32.1289, "pin", who=3, talk=2, size=20, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_the_clock_is_set_back_while_everything_is_deleted() -> None:
+    """This was a fault of the simulation: after that, times say nothing about what was deleted."""
+    history = Scenario(
+        4103609,
+        Setup(
+            stateful=True,
+            slots=3,
+            memory=100,
+            objects=7,
+            settle=False,
+            expire=40.0,
+            share=0.6,
+            queue=6,
+            stall=0.02,
+            mixed=True,
+            foreign=True,
+        ),
+        (
+            Happening(0.5, "ask", who=2, talk=1, how="turn", size=1, seed=349633986, reply=11),
+            Happening(0.5061, "fault", how="hung", size=3, reply=1),
+            Happening(30.435, "rm", reply=1),
+            Happening(34.5457, "clock", size=-4000, reply=1),
+            Happening(58.5515, "ask", who=1, how="turn", size=13, seed=977304885, reply=5),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_a_request_that_waits_behind_a_hung_read_uses_nothing_that_expired_meanwhile() -> None:
+    """The engine thread waited for the disk, and began the next request before it looked for what is due."""
+    history = Scenario(
+        4151200,
+        Setup(any_cut=True, slots=3, memory=25, objects=200, tenants=4, queue=6, stall=0.02),
+        (
+            Happening(0.5, "ask", who=3, talk=2, how="turn", size=15, seed=666394168, reply=9),
+            Happening(0.5, "ask", who=3, talk=2, how="edit", size=1, seed=666641885, reply=1),
+            Happening(0.6849, "fault", how="prefill", reply=1),
+            Happening(0.8071, "ask", who=3, talk=1, how="turn", size=5, seed=419949335, reply=11),
+            Happening(1.1036, "ask", talk=2, how="turn", size=6, seed=149440794),
+            Happening(1.1036, "ask", talk=1, how="turn", size=12, seed=924816141, reply=12),
+            Happening(2.247, "fault", how="eacces", reply=1),
+            Happening(10.4044, "ask", who=3, talk=1, how="turn", size=11, seed=654443886, reply=7),
+            Happening(11.1378, "fault", how="hung", reply=1),
+            Happening(11.7383, "ask", who=2, talk=2, how="turn", size=15, seed=207952353, reply=4),
+            Happening(12.5769, "ask", talk=2, how="turn", size=8, seed=337812951, reply=1),
+            Happening(12.5769, "ask", who=1, talk=1, how="turn", size=15, seed=550992607, reply=1),
+            Happening(12.5769, "ask", who=3, how="turn", size=17, seed=778229540, reply=4),
+            Happening(15.2652, "term", who=3, size=20, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_a_damaged_catalogue_is_deleted_under_the_lock() -> None:
+    """One server hung when it had deleted the catalogue, but not its log. A second one made a new catalogue with a new log, and
+    lost that when the first one went on."""
+    history = Scenario(
+        4101183,
+        Setup(stateful=True, slots=4, memory=92, objects=28, settle=False, explain=False, stall=0.02),
+        (
+            Happening(1.0, "second", reply=1),
+            Happening(1.0966, "fault", how="hung", reply=1),
+            Happening(3.3459, "fault", how="eio", reply=1),
+            Happening(8.8615, "ask", who=2, talk=2, how="turn", size=15, seed=131015786, reply=9),
+            Happening(8.891, "ask", talk=1, how="turn", size=1, seed=206443284, reply=10),
+            Happening(10.22, "ask", how="turn", size=5, seed=882952444, reply=1),
+            Happening(11.5327, "fault", how="sql_corrupt", size=10, reply=1),
+            Happening(15.7039, "fault", how="sql_full", size=1, reply=1),
+            Happening(27.204, "fault", how="hung", size=10, reply=1),
+            Happening(31.7617, "fault", how="enospc", reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_a_program_that_evicts_nothing_may_find_too_much() -> None:
+    """This was a fault of the simulation: a power failure had brought an evicted object back."""
+    history = Scenario(
+        4300716,
+        Setup(mode="exact", slots=1, memory=12, objects=15, expire=200.0, stall=0.02),
+        (
+            Happening(0.4644, "fault", how="bit_rot", size=1, reply=1),
+            Happening(0.4844, "clock", size=-4000, reply=1),
+            Happening(0.5, "ask", who=1, talk=1, how="turn", size=15, seed=177193834, reply=9),
+            Happening(0.5337, "ask", talk=2, how="turn", size=15, seed=294458989, reply=3),
+            Happening(0.7474, "ask", how="turn", size=5, seed=142485874, reply=5),
+            Happening(0.8021, "ask", talk=2, how="again", size=1, seed=555615329, reply=11),
+            Happening(0.8311, "ask", who=2, talk=1, how="flood", size=1, seed=962633982, reply=1),
+            Happening(0.8311, "ask", who=2, talk=1, how="flood", size=1, seed=593821950, reply=1),
+            Happening(0.8311, "ask", who=2, talk=1, how="turn", size=3, seed=612553360, reply=1),
+            Happening(1.3978, "fault", how="power_loss", size=30, reply=1),
+            Happening(3.4281, "fault", how="slow", reply=1),
+            Happening(4.605, "rm", size=15, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

@@ -190,7 +190,7 @@ class Clients(SimulatedMachine):
                         case "pin":
                             pinned.answered(asked, runtime.stored.pin(key, owner), runtime, self.files)
                         case "unpin":
-                            asked = pinned.unpins((*path, key))
+                            asked = pinned.unpins((*path, key), runtime)
                             runtime.stored.unpin(key, owner)
                             pinned.unpinned(asked, path, self.files)
                         case "delete":
@@ -236,7 +236,8 @@ class Clients(SimulatedMachine):
             except (OSError, sqlite3.Error, ValueError, TypeError) as error:
                 self.seen[f"rm: {type(error).__name__}"] += 1
                 return
-            self.checks.erasures.swept(before, spared)
+            if before <= self.files.now():  # the clock was not set back meanwhile
+                self.checks.erasures.swept(before, spared)
             self.checks.erasures.files(self.files)
             self.seen["rm"] += 1
 

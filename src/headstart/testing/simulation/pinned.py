@@ -26,6 +26,8 @@ class PinnedChain:
 
     Attributes:
         model: the fingerprint.
+        last: its open tail, or its last full block.
+        full: its last full block, where a server that does not have the open tail sees its end.
         whole: its full blocks and their checkpoints. They are on disk.
         tail: the open tail, which only the memory of this server has.
         faults: imports that had failed in this server until then. Each costs the entries that it was given: one may be bad.
@@ -34,6 +36,7 @@ class PinnedChain:
     model: bytes
     owner: bytes
     last: BlockId
+    full: BlockId
     whole: frozenset[BlockId]
     tail: tuple[BlockId, Runtime] | None
     faults: int
@@ -54,6 +57,7 @@ class PinnedChains:
         self._free: set[BlockId] = set()  # what was unpinned
         self._released = 0
         self._unknown = 0  # pins of which nobody knows whether they hold: other chains may need what is unpinned
+        self._unpinning: set[int] = set()  # what was asked and not answered: a pin may come before it, or after it
         self._expiring: set[bytes] = set()
 
     def __len__(self) -> int:
@@ -72,16 +76,22 @@ class PinnedChains:
 
     def answered(self, asked: int, chain: CachedChain, runtime: Runtime, files: FileSystem) -> None:
         """The owner knows that a chain is pinned."""
-        if asked != self._released or self._expires or chain.owner in self._expiring:
+        if asked != self._released or self._unpinning or self._expires or chain.owner in self._expiring:
             return
         self._unknown -= 1
         size, pins = runtime.engine.traits.block_size, runtime.cache.store.pins
-        whole = {entry.id for entry in chain.entries if entry.length == size}
-        whole |= {state.id for state in chain.checkpoints if state.id in pins and state.length == size}
+        blocks = [entry.id for entry in chain.entries if entry.length == size]
+        whole = {*blocks} | {state.id for state in chain.checkpoints if state.id in pins and state.length == size}
         last = chain.entries[-1]
         tail = (last.id, runtime) if last.id not in whole else None
         self._chains[chain.id] = PinnedChain(
-            runtime.engine.fingerprint, chain.owner, chain.id, frozenset(whole), tail, _failed_imports(runtime)
+            runtime.engine.fingerprint,
+            chain.owner,
+            last.id,
+            blocks[-1] if blocks else last.id,
+            frozenset(whole),
+            tail,
+            _failed_imports(runtime),
         )
         self.rows(files)
 
@@ -90,15 +100,19 @@ class PinnedChains:
         self._released += 1
         self._unknown -= refused
 
-    def unpins(self, path: Collection[BlockId]) -> int:
+    def unpins(self, path: Collection[BlockId], runtime: Runtime) -> int:
         """An owner asks that a chain be unpinned, which has these blocks. Other chains still need some of them."""
         self._released += 1
-        for last in [last for last in self._chains if last in path]:
-            del self._chains[last]
+        known = runtime.cache.index.get
+        for last, chain in [*self._chains.items()]:
+            if (last if known(last) is not None else chain.full) in path:
+                del self._chains[last]
+        self._unpinning.add(self._released)
         return self._released
 
     def unpinned(self, asked: int, path: Collection[BlockId], files: FileSystem) -> None:
         """That was done. `asked`: the number of `unpins`."""
+        self._unpinning.discard(asked)
         if asked == self._released and not self._unknown:
             self._free |= {*path} - self._promised()
             self.rows(files)
@@ -176,8 +190,11 @@ def _failed_imports(runtime: Runtime) -> int:
 
 
 def _pins(folder: Path) -> dict[bytes, tuple[bytes, int]]:
-    """The owners and bytes of pinned objects, by key."""
-    with closing(sqlite3.connect(f"file:{folder / 'index.sqlite'}?mode=ro", uri=True)) as database:
+    """The owners and bytes of pinned objects, by key. There are none while a damaged catalogue is replaced."""
+    path = folder / "index.sqlite"
+    if not path.exists():
+        return {}
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
         return {
             key: (owner, size)
             for key, owner, size in database.execute("SELECT key, owner, allocated FROM objects WHERE pinned")
