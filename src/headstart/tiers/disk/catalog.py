@@ -249,7 +249,7 @@ class Catalog:
             self._db.executemany("UPDATE objects SET pinned = 1 WHERE key = ?", [(key,) for key in keys])
 
     def unpin(self, keys: Collection[bytes]) -> None:
-        """Removes this protection, except from objects that other pinned ones continue: another process may have pinned these."""
+        """Removes this protection, except from objects that other pinned ones continue: others may have pinned these since."""
         with self._change():
             labels = [row.label for key in keys if (row := self.get(key)) is not None]
             labels.sort(key=lambda label: (-label.start, label.kind == KV))  # each before its parent
