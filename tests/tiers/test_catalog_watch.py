@@ -82,7 +82,7 @@ def test_a_large_catalogue_is_read_in_pieces(catalogs: tuple[Catalog, Catalog]) 
     count = 3 * catalog_watch.PIECE + 7
     ours.add([(label(number), SIZE) for number in range(count)])
     ours.add([(label(number, b"g" * 32), SIZE) for number in range(count, count + 9)])
-    ours.pin([label(3).key], True)
+    ours.pin([label(3).key])
     ours.note(FINGERPRINT, [Note(b"%d" % number, label(1).key, b"v") for number in range(10)])
     watch = CatalogWatch(FINGERPRINT)
     found = list[Notice]()
@@ -290,7 +290,7 @@ def test_a_look_that_fails_loses_nothing(catalogs: tuple[Catalog, Catalog]) -> N
         theirs.remove([held[0].key])
         theirs.ages.wipe([one.key for one in held[1:4]], -math.inf, 1.0, [b"alice123"])
         theirs.add([(label(100 + fails), SIZE)])
-        theirs.pin([held[5].key], True)
+        theirs.pin([held[5].key])
 
         def failing(*_: object) -> int:
             nonlocal count
