@@ -285,6 +285,16 @@ def test_what_a_pinned_checkpoint_needs_stays(cache: Run, folder: Path) -> None:
     assert keys(folder) == {0, 1, 101}
 
 
+def test_a_pinned_checkpoint_whose_block_is_damaged_stays(cache: Run, folder: Path) -> None:
+    """The block is computed again, and then the checkpoint can be used."""
+    with_state(folder)
+    change(folder, pinned=(0, 1, 101))
+    damage(folder, 1)
+    cache("verify", "--repair")
+    cache("rm", "--all")
+    assert keys(folder) == {0, 101}
+
+
 def test_checkpoints_are_deleted_with_their_blocks(cache: Run, folder: Path) -> None:
     with_state(folder)
     assert "deleted: 2 blocks and 1 checkpoint, 40 KiB" in cache("rm", short(3))

@@ -588,3 +588,24 @@ def test_a_program_that_evicts_nothing_may_find_too_much() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_pinned_checkpoint_whose_block_is_damaged_stays() -> None:
+    """A deletion of everything spares what pinned blocks need. It forgot that a checkpoint may have lost its block."""
+    history = Scenario(
+        4353866,
+        Setup(stateful=True, slots=4, memory=110, objects=167, transfer=256, settle=False, share=0.3, stall=0.02),
+        (
+            Happening(0.009, "fault", how="bit_rot", size=2, reply=1),
+            Happening(0.5, "ask", who=1, talk=1, how="turn", size=15, seed=275342543, reply=8),
+            Happening(5.2791, "pin", who=1, talk=1, size=20, reply=1),
+            Happening(33.6437, "fault", how="rewind", reply=1),
+            Happening(46.7816, "ask", talk=2, how="turn", size=19, seed=1065248003, reply=11),
+            Happening(47.511, "ask", who=1, talk=1, how="turn", size=20, seed=387513166, reply=1),
+            Happening(47.5563, "ask", who=1, how="turn", size=2, seed=863929292, reply=10),
+            Happening(47.5563, "ask", who=2, how="turn", size=10, seed=281610133, reply=1),
+            Happening(47.5767, "ask", how="turn", size=4, seed=220463180, reply=11),
+            Happening(51.0184, "rm", reply=1),
+        ),
+    )
+    assert run(history).violation == ""

@@ -152,15 +152,16 @@ class StoredChains:
 
     def needed(self, without: Collection[bytes] = ()) -> set[bytes]:
         """Keys of pinned objects except `without`, of all their ancestors, and of the checkpoints at the ends of these."""
+        pinned = [row.label for row in (*self._rows.values(), *self._states.values()) if row.pinned]
+        pinned = [label for label in pinned if label.key not in without]
         found: set[bytes] = set()
-        for row in (*self._rows.values(), *self._states.values()):
-            if row.pinned and row.label.key not in without:
-                block = row.label.key if row.label.kind == KV else row.label.parent
-                for above in self._up(block):
-                    if above.label.key in found:
-                        break
-                    found.add(above.label.key)
-        return found | {state.label.key for block, state in self._states.items() if block in found}
+        for label in pinned:
+            for above in self._up(label.key if label.kind == KV else label.parent):
+                if above.label.key in found:
+                    break
+                found.add(above.label.key)
+        found |= {state.label.key for block, state in self._states.items() if block in found}
+        return found | {label.key for label in pinned}  # also a checkpoint whose block is damaged: that is computed again
 
     def find(self, prefix: str) -> bytes:
         """The key that begins with these hexadecimal digits.
