@@ -141,7 +141,7 @@ def test_evicted_and_erased_are_told_apart(catalogs: tuple[Catalog, Catalog]) ->
     theirs.remove([label(0).key], 2.0)
     assert look(watch, ours) == [ObjectGone(label(0).key)]
     assert watch.foreign_writes
-    theirs.ages.wipe([label(1).key], 0.0, 3.0)
+    theirs.ages.wipe([label(1).key], -math.inf, 3.0)
     theirs.remove([label(2).key], 4.0)
     found = look(watch, ours)
     assert found == [ObjectGone(label(2).key), ObjectErased(label(1).key)]
@@ -158,7 +158,7 @@ def test_frequent_erasures_do_not_hide_one(catalogs: tuple[Catalog, Catalog], mo
     watch, found = CatalogWatch(FINGERPRINT), list[Notice]()
     look(watch, ours)
     for number in range(count // 2):
-        theirs.ages.wipe([label(number).key], 0.0, 2.0, [label(number).owner])
+        theirs.ages.wipe([label(number).key], -math.inf, 2.0, [label(number).owner])
         found += watch.look(ours)
     assert ObjectErased(label(0).key) in found
     told = [place for place, one in enumerate(found) if isinstance(one, OwnersErased)]
@@ -206,6 +206,24 @@ def test_a_deletion_before_the_first_look_concerns_a_process_that_ran_already(ca
     assert early.wiped_first == 0.0
     assert not any(isinstance(notice, EverythingErased) for notice in look(late, mine))
     assert late.wiped_first == 20.0
+
+
+def test_a_deletion_up_to_an_earlier_time_is_heard_too(catalogs: tuple[Catalog, Catalog]) -> None:
+    """The clock was set back between the two, so there may be text that is older than the first one, and came after it."""
+    mine, other = catalogs
+    watch = CatalogWatch(FINGERPRINT, 5.0)
+    watch.begin(mine)
+    other.ages.wipe([], 20.0, 20.0)
+    assert look(watch, mine) == [EverythingErased(20.0)]
+    for _ in range(2):
+        other.ages.wipe([], 15.0, 25.0)
+        (told,) = look(watch, mine)
+        assert isinstance(told, EverythingErased)
+        assert 15.0 <= told.before == pytest.approx(20.0)
+    other.ages.wipe([label(0).key], -math.inf, 25.0)
+    assert not look(watch, mine)
+    other.ages.wipe([], 10.0, 12.0)
+    assert look(watch, mine) == [EverythingErased(10.0)]
 
 
 def test_others_deletions_name_their_owners(catalogs: tuple[Catalog, Catalog], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -609,3 +609,35 @@ def test_a_pinned_checkpoint_whose_block_is_damaged_stays() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_deletion_up_to_an_earlier_time_is_heard_too() -> None:
+    """The clock was set back after a deletion of everything. The next one deletes less, so no server heard of it."""
+    history = Scenario(
+        4450980,
+        Setup(stateful=True, slots=1, memory=41, objects=86, tenants=4, settle=False, share=0.3, mixed=True),
+        (
+            Happening(10.106, "rm", reply=1),
+            Happening(37.6672, "ask", how="turn", size=17, seed=473794467, reply=1),
+            Happening(37.671, "ask", who=2, talk=1, how="turn", size=18, seed=356242733, reply=11),
+            Happening(37.718, "clock", size=-30, reply=1),
+            Happening(44.2136, "rm", size=5, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_what_is_pinned_for_a_term_stays_when_another_chain_is_unpinned() -> None:
+    """This was a fault of the simulation: it forgot the pin when the owner got a term, which was not over."""
+    history = Scenario(
+        4402458,
+        Setup(slots=4, memory=13, objects=30, transfer=1024, settle=False, share=0.6, queue=6, stall=0.02, mixed=True),
+        (
+            Happening(0.5226, "ask", who=1, talk=1, how="turn", size=9, seed=439653108, reply=8),
+            Happening(11.4486, "pin", who=1, talk=1, size=100, reply=1),
+            Happening(13.4519, "term", who=1, size=100, reply=1),
+            Happening(18.9131, "ask", who=1, talk=2, how="turn", size=14, seed=467312343, reply=1),
+            Happening(19.3293, "unpin", who=1, talk=2, size=100, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

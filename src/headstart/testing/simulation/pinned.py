@@ -59,6 +59,7 @@ class PinnedChains:
         self._unknown = 0  # pins of which nobody knows whether they hold: other chains may need what is unpinned
         self._unpinning: set[int] = set()  # what was asked and not answered: a pin may come before it, or after it
         self._expiring: set[bytes] = set()
+        self._spent: set[BlockId] = set()  # what those had pinned: it stays until its term is over
 
     def __len__(self) -> int:
         return len(self._chains)
@@ -114,7 +115,7 @@ class PinnedChains:
         """That was done. `asked`: the number of `unpins`."""
         self._unpinning.discard(asked)
         if asked == self._released and not self._unknown:
-            self._free |= {*path} - self._promised()
+            self._free |= {*path} - self._promised() - self._spent
             self.rows(files)
 
     def deleted(self, keys: Collection[BlockId]) -> None:
@@ -124,6 +125,7 @@ class PinnedChains:
     def expires(self, owner: bytes) -> None:
         """What an owner has pinned does not outlive a term."""
         self._expiring.add(owner)
+        self._spent.update(*(chain.whole for chain in self._chains.values() if chain.owner == owner))
         self._chains = {last: chain for last, chain in self._chains.items() if chain.owner != owner}
 
     def lost(self) -> None:

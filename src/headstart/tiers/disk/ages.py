@@ -106,8 +106,10 @@ class Ages:
             self._db.execute(f"DELETE FROM notes WHERE written <= ? AND block NOT IN ({stay})", (before,))
             self._db.execute("DELETE FROM models WHERE fingerprint NOT IN (SELECT fingerprint FROM made)")
             last, times = self.wiped()
-            values = max(before, last if last <= now else 0.0), times + 1  # the clock may have been set back
-            self._db.execute("INSERT OR REPLACE INTO erased (id, before, times) VALUES (1, ?, ?)", values)
+            last = last if last <= now else 0.0  # the clock may have been set back
+            if before > -math.inf:  # a new time, or running servers that have obeyed the last one would not hear of this one
+                last = max(before, math.nextafter(last, math.inf))
+            self._db.execute("INSERT OR REPLACE INTO erased (id, before, times) VALUES (1, ?, ?)", (last, times + 1))
             if owners:
                 tombstones = self._bury(owners, now)
         self.own_tombstones = tombstones
