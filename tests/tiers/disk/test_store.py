@@ -294,6 +294,17 @@ def test_canonical_rows_in_place_of_derived_ones_are_news_to_others(tmp_path: Pa
     assert [one.number > row.number for one in other.catalog.rows(after=seen)] == [True], "no number is used twice"
 
 
+def test_derived_rows_in_place_of_a_missing_object_are_news_to_others(tmp_path: Path) -> None:
+    """Others would go on believing that it is canonical, until they read it."""
+    disk, other = filled(tmp_path, 2), Disk(tmp_path, BIG)
+    seen = max(row.number for row in other.catalog.rows())
+    disk.catalog.pin([label(1, 0).key])
+    disk.path(label(1, 0).key).unlink()
+    disk.write([(label(1, 0, canonical=False), rows(7))])
+    (row,) = other.catalog.rows(after=seen)
+    assert (row.label.canonical, row.pinned) == (False, True)
+
+
 def test_what_cannot_fit_displaces_nothing(tmp_path: Path) -> None:
     """Fault: one oversized entry drains the cache. What it comes with is stored, but for what hangs on it."""
     cell = -(-SIZE // 4096) * 4096 + ALIGN

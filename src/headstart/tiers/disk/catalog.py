@@ -35,8 +35,6 @@ NOTES = 1 << 15
 FIRST = 4096
 """Most first blocks of another fingerprint that are looked for."""
 
-_DERIVED = "FROM objects WHERE key = ? AND NOT canonical"
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -109,13 +107,14 @@ class Catalog:
             yield
 
     def add(self, objects: Iterable[tuple[Label, int]], now: float | None = None) -> None:
-        """Adds objects with their allocated bytes, in one transaction. A canonical object replaces a derived one."""
+        """Adds objects with their allocated bytes, in one transaction. They replace those that are there."""
         now = time.time() if now is None else now
         with self._change():
-            values, better = [], []
+            values, changed = [], []
             for label, allocated in objects:
-                if label.canonical and self._db.execute(f"SELECT 1 {_DERIVED}", (label.key,)).fetchone():
-                    better.append(label.key)
+                there = self._db.execute("SELECT canonical FROM objects WHERE key = ?", (label.key,)).fetchone()
+                if there is not None and there[0] != label.canonical:
+                    changed.append(label.key)
                 stats = self._revived(label.key, now)
                 stats.saved_per_byte = max(label.seconds, 1e-9) / max(1, allocated)
                 values.append(
@@ -133,7 +132,7 @@ class Catalog:
                 " ON CONFLICT (key) DO UPDATE SET canonical = excluded.canonical, allocated = excluded.allocated",
                 values,
             )
-            for key in better:  # other processes must see them as new
+            for key in changed:  # other processes must see them as new
                 self._db.execute("UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'objects'")
                 query = "UPDATE objects SET number = (SELECT seq FROM sqlite_sequence WHERE name = 'objects') WHERE key = ?"
                 self._db.execute(query, (key,))
