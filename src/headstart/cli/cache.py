@@ -189,7 +189,7 @@ def verify(
 @app.command()
 def pin(identity: Id, folder: Folder = None) -> None:
     """Protects a chain and its present checkpoints from eviction."""
-    with opened(folder) as disk:
+    with opened(folder) as disk, disk.writing():  # no server evicts, pins or unpins anything meanwhile
         chains = _chains(disk)
         labels = [row.label for row in chains.of(chains.find(identity)).objects]
         disk.catalog.pin([label.key for label in labels])
@@ -199,7 +199,7 @@ def pin(identity: Id, folder: Folder = None) -> None:
 @app.command()
 def unpin(identity: Id, folder: Folder = None) -> None:
     """Removes the protection of a chain, except for blocks that other pinned chains need."""
-    with opened(folder) as disk:
+    with opened(folder) as disk, disk.writing():
         chains = _chains(disk)
         labels = {row.label.key: row.label for row in chains.of(chains.find(identity)).objects if row.pinned}
         needed = chains.needed(without=labels.keys()) & labels.keys()
@@ -266,12 +266,10 @@ def gc(
     with opened(folder) as disk:
         found, gone = disk.reconcile(evict=False)
         aside = disk.empty_quarantine()
-        lost = [row.label.key for row in _chains(disk).lost() if not row.pinned]
-        disk.remove(lost)
-        victims = [] if size is None else disk.catalog.victims((), disk.catalog.used() - size)
-        disk.remove([row.label.key for row in victims])
+        lost = disk.discard([row.label.key for row in _chains(disk).lost()])
+        evicted = [] if size is None else disk.shrink(size)
         typer.echo(f"added to the catalogue: {len(found)}; removed: {len(gone)}; deleted without a beginning: {len(lost)}")
-        typer.echo(f"evicted: {len(victims)}; deleted from quarantine: {aside}")
+        typer.echo(f"evicted: {len(evicted)}; deleted from quarantine: {aside}")
         typer.echo(f"size: {show_size(disk.catalog.used())}")
 
 

@@ -93,6 +93,21 @@ def test_what_a_pinned_object_needs_stays_pinned(catalog: Catalog) -> None:
     assert catalog.pinned_bytes() == {}
 
 
+def test_a_checkpoint_stays_pinned_with_its_block(catalog: Catalog) -> None:
+    """A server that had not heard of a longer pinned chain unpinned a shorter one, and took the checkpoint in its middle."""
+    line = [replace(one, start=start) for one, start in ((label(1), 0), (state(1), 0), (label(2, 1), 8), (state(2), 8))]
+    catalog.add([(one, SIZE) for one in line], 1.0)
+    catalog.pin([one.key for one in line])
+    catalog.unpin([one.key for one in line[:2]])
+    assert sum(catalog.pinned_bytes().values()) == 4 * SIZE
+    catalog.unpin([line[3].key])
+    assert sum(catalog.pinned_bytes().values()) == 3 * SIZE, "nothing hangs on it"
+    catalog.unpin([line[2].key, line[1].key])
+    assert sum(catalog.pinned_bytes().values()) == SIZE
+    catalog.unpin([line[0].key])
+    assert not catalog.pinned_bytes()
+
+
 def test_rows_that_no_checkpoint_makes_useful_go_first(catalog: Catalog) -> None:
     """Of a line the rows behind its last checkpoint, once that has gone; not those whose checkpoint may still come."""
     line = [label(1), label(2, 1), label(3, 2), label(4, 3)]

@@ -11,7 +11,7 @@ import sqlite3
 import struct
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -446,6 +446,27 @@ def test_derived_rows_never_take_the_place_of_canonical_ones(tmp_path: Path) -> 
     disk.path(label(0).key).unlink()
     disk.write([(label(0), rows(0))])
     assert (read(disk, label(0)) == rows(0)).all(), "a row without an object keeps nothing out"
+
+
+def test_what_is_discarded_cannot_be_pinned_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process pinned an object between the look at its row and its removal: it had the answer, and no object."""
+    disk, last = filled(tmp_path, 2), label(1, 0).key
+    children, answers = disk.catalog.children, list[Future[bool]]()
+
+    def pins() -> bool:
+        with closing(Disk(tmp_path, BIG)) as other:
+            return other.pin([last])
+
+    with ThreadPoolExecutor(1) as thread:
+
+        def meanwhile(key: bytes) -> set[bytes]:
+            answers.append(thread.submit(pins))
+            wait(answers, 0.5)
+            return children(key)
+
+        monkeypatch.setattr(disk.catalog, "children", meanwhile)
+        assert disk.discard([last]) == [last]
+    assert [answer.result() for answer in answers] == [False]
 
 
 def test_only_a_bad_object_is_put_aside(tmp_path: Path) -> None:

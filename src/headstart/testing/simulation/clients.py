@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from headstart.testing.simulation.filesystem import ROOT
 from headstart.testing.simulation.history import Happening, Scenario
 from headstart.testing.simulation.lifetimes import HEARD
 from headstart.testing.simulation.machine import SimulatedMachine
-from headstart.testing.simulation.server import Call, SimulatedServer, disk_budget
+from headstart.testing.simulation.server import OBJECT, Call, SimulatedServer, disk_budget
 from headstart.testing.simulation.talks import Talk
 from headstart.testing.simulation.threads import TIME
 from headstart.testing.simulation.violation import require
@@ -86,6 +87,12 @@ class Clients(SimulatedMachine):
             case "rm":
                 self._open += 1
                 self.here.spawn(lambda: self._remove(float(event.size)), "rm", self.clients)
+            case "verify":
+                self._open += 1
+                self.here.spawn(self._verify, "verify", self.clients)
+            case "gc":
+                self._open += 1
+                self.here.spawn(lambda: self._collect(event.size), "gc", self.clients)
             case "restart":
                 for server in [one for one in self.servers if one.ready and not one.closing][:1]:
                     seen["restart"] += 1
@@ -214,10 +221,7 @@ class Clients(SimulatedMachine):
         return min(tails, default=talk.ids[-1])
 
     def _remove(self, age: float) -> None:
-        """`headstart cache rm --all`, or `--older-than`, in a process of its own."""
-        process = self.here.process("rm")
-        process.exits.append(lambda: self.files.leave(process))
-        self.programs.append(process)
+        """`headstart cache rm --all`, or `--older-than`."""
         self.checks.pinned.forgotten()
         spared, before = set[bytes](), self.files.now() - age
 
@@ -225,24 +229,59 @@ class Clients(SimulatedMachine):
             spared.update(StoredChains(disk.catalog.rows()).needed())
             return spared
 
-        def remove() -> None:
-            try:
-                disk = Disk(SimulatedPath(ROOT), disk_budget(self.setup), clock=TIME.time)  # the default is the real one
-                try:
-                    disk.reconcile(evict=False)
-                    disk.erase(() if age else disk.catalog.keys(), before, lambda: needed(disk))
-                finally:
-                    disk.close()
-            except (OSError, sqlite3.Error, ValueError, TypeError) as error:
-                self.seen[f"rm: {type(error).__name__}"] += 1
-                return
+        def remove(disk: Disk) -> None:
+            disk.reconcile(evict=False)
+            disk.erase(() if age else disk.catalog.keys(), before, lambda: needed(disk))
+
+        def removed() -> None:
             if before <= self.files.now():  # the clock was not set back meanwhile
                 self.checks.erasures.swept(before, spared)
             self.checks.erasures.files(self.files)
-            self.seen["rm"] += 1
 
-        done = self.here.spawn(remove, "rm", process)
-        while process.alive and not done.ended:
+        self._program("rm", remove, removed)
+
+    def _verify(self) -> None:
+        """`headstart cache verify --repair`."""
+
+        def verify(disk: Disk) -> None:
+            disk.reconcile(evict=False)
+            for row in list(disk.catalog.rows()):
+                disk.quarantine(row.label.key)
+
+        self._program("verify", verify)
+
+    def _collect(self, size: int) -> None:
+        """`headstart cache gc --size`. `size`: of objects."""
+
+        def collect(disk: Disk) -> None:
+            disk.reconcile(evict=False)
+            disk.empty_quarantine()
+            disk.discard([row.label.key for row in StoredChains(disk.catalog.rows()).lost()])
+            disk.shrink(size * OBJECT)
+
+        self._program("gc", collect)
+
+    def _program(self, name: str, work: Callable[[Disk], None], done: Callable[[], None] = lambda: None) -> None:
+        """A process of its own opens the folder, works in it, and closes it. `done` is called at once, if that succeeded."""
+        process = self.here.process(name)
+        process.exits.append(lambda: self.files.leave(process))
+        self.programs.append(process)
+
+        def run() -> None:
+            try:
+                disk = Disk(SimulatedPath(ROOT), disk_budget(self.setup), clock=TIME.time)  # the default is the real one
+                try:
+                    work(disk)
+                finally:
+                    disk.close()
+            except (OSError, sqlite3.Error, ValueError, TypeError) as error:
+                self.seen[f"{name}: {type(error).__name__}"] += 1
+                return
+            done()
+            self.seen[name] += 1
+
+        running = self.here.spawn(run, name, process)
+        while process.alive and not running.ended:
             self.here.sleep(0.1)
         self.programs.remove(process)
         self._removed = self.here.now

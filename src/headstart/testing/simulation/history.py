@@ -9,10 +9,27 @@ from typing import Literal
 from headstart.testing.simulation.faults import DISK_FAULTS, ENGINE_FAULTS, MEETS, STATE_FAULTS
 
 What = Literal[
-    "ask", "abort", "fault", "clock", "pin", "unpin", "delete", "list", "erase slot", "term", "restart", "second", "space", "rm"
+    "ask",
+    "abort",
+    "fault",
+    "clock",
+    "pin",
+    "unpin",
+    "delete",
+    "list",
+    "erase slot",
+    "term",
+    "restart",
+    "second",
+    "space",
+    "rm",
+    "verify",
+    "gc",
 ]
 HOWS = ("turn", "turn", "turn", "turn", "edit", "edit last", "branch", "again", "retry", "style")
 """How a conversation goes on."""
+TENDING: tuple[What, ...] = ("verify", "gc")
+"""What operators do with the folder while servers use it."""
 REQUESTS = 29, 33
 """Fewest and most requests of a history, without floods at its end."""
 
@@ -188,6 +205,8 @@ def _trouble(dice: random.Random, setup: Setup, last: float) -> list[Happening]:
         events.append(Happening(at(), what, dice.randrange(setup.tenants), dice.randrange(3), size=dice.choice([20, 100])))
     for _ in range(dice.choice([0, 0, 0, 0, 1, 2])):
         events.append(Happening(at(), "rm", size=dice.choice([0, 0, 5, 15])))
+    if dice.random() < 0.3:
+        events.append(Happening(at(), dice.choice(TENDING), size=dice.choice([5, 20, 200])))
     return events
 
 

@@ -37,6 +37,8 @@ from headstart.tiers.write_behind import WriteBehind
 PATIENCE = 900.0
 """Virtual seconds without any event after which a request counts as stuck."""
 KV_BYTES = 16
+OBJECT = 8192
+"""Bytes of disk that an object occupies."""
 
 
 def options(setup: Setup) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def options(setup: Setup) -> dict[str, Any]:
 
 
 def disk_budget(setup: Setup) -> int:
-    return RESERVE + setup.objects * 8192
+    return RESERVE + setup.objects * OBJECT
 
 
 def settings(setup: Setup) -> Settings:

@@ -27,6 +27,8 @@ CLIENTS = (
     "delete",
     "list",
     "rm",
+    "verify",
+    "gc",
 )
 """What clients and operators do, in the order of the table."""
 

@@ -18,7 +18,7 @@ from typing import get_args
 
 import numpy as np
 
-from headstart.interfaces.tier import KV, EntryKind
+from headstart.interfaces.tier import KV, STATE, EntryKind
 from headstart.prefix_cache.quota import NoQuota, OwnerLimits, owner_of
 from headstart.prefix_cache.reuse_model import RequestTraits, ReuseStats
 from headstart.tiers.disk import schema
@@ -248,14 +248,21 @@ class Catalog:
             self._db.executemany("UPDATE objects SET pinned = 1 WHERE key = ?", [(key,) for key in keys])
 
     def unpin(self, keys: Collection[bytes]) -> None:
-        """Removes this protection, except from objects that other pinned ones continue: others may have pinned these since."""
+        """Removes this protection, except from what other pinned objects continue: others may have pinned these since.
+
+        A block stays pinned with its checkpoint, or neither does.
+        """
         with self._change():
             labels = [row.label for key in keys if (row := self.get(key)) is not None]
-            labels.sort(key=lambda label: (-label.start, label.kind == KV))  # each before its parent
+            labels.sort(key=lambda label: -label.start)  # each before its parent
+            blocks = {label.key for label in labels if label.kind == KV}
+            states = {label.parent: label.key for label in labels if label.kind == STATE}
+            above = dict.fromkeys(label.key if label.kind == KV else label.parent for label in labels)
             self._db.executemany(
-                "UPDATE objects SET pinned = 0 WHERE key = ? AND pinned"
-                " AND NOT EXISTS (SELECT 1 FROM objects AS after WHERE after.parent = objects.key AND after.pinned)",
-                [(label.key,) for label in labels],
+                "UPDATE objects SET pinned = 0 WHERE pinned AND key IN (:block, :state) AND NOT EXISTS"
+                " (SELECT 1 FROM objects AS after WHERE after.parent = :above AND after.pinned AND after.key != :state)",
+                # b"" is the key of nothing
+                [{"above": key, "block": key if key in blocks else b"", "state": states.get(key, b"")} for key in above],
             )
 
     def pinned(self, fingerprint: bytes) -> frozenset[bytes]:

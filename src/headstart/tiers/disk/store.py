@@ -387,10 +387,22 @@ class Disk(Store):
 
     def discard(self, keys: Collection[bytes]) -> list[bytes]:
         """Removes objects, except pinned ones and parents of remaining ones. Returns the keys of those that are gone."""
-        going = {key for key in keys if (row := self.catalog.get(key)) is not None and not row.pinned}
-        while stays := {key for key in going if not going.issuperset(self.catalog.children(key))}:
-            going -= stays
-        return self.remove(going) if going else []
+        with self.writing():  # another process may pin one of them, or write a child
+            going = {key for key in keys if (row := self.catalog.get(key)) is not None and not row.pinned}
+            while stays := {key for key in going if not going.issuperset(self.catalog.children(key))}:
+                going -= stays
+            if not going:
+                return []
+            gone = self._remove(going)
+            files.sync(self.objects)
+        return gone
+
+    def shrink(self, size: int) -> list[bytes]:
+        """Evicts until all objects fit into `size` bytes, or nothing more can go. Returns the keys of those that are gone."""
+        with self.writing():
+            gone = self._remove([row.label.key for row in self.catalog.victims((), self.catalog.used() - size)])
+            files.sync(self.objects)
+        return gone
 
     def erase(
         self,
