@@ -641,3 +641,27 @@ def test_what_is_pinned_for_a_term_stays_when_another_chain_is_unpinned() -> Non
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_longer_term_that_another_server_was_given_counts() -> None:
+    """This was a fault of the simulation: each server was held to the term that it had been given itself."""
+    history = Scenario(
+        4750282,
+        Setup(memory=93, objects=73, tenants=4, expire=200.0, share=0.6),
+        (
+            Happening(1.0, "second", reply=1),
+            Happening(1.9008, "term", who=2, size=20, reply=1),
+            Happening(2.0965, "delete", size=20, reply=1),
+            Happening(2.9548, "pin", who=3, size=100, reply=1),
+            Happening(3.3621, "term", who=3, talk=1, size=100, reply=1),
+            Happening(3.4917, "pin", who=2, size=100, reply=1),
+            Happening(7.4006, "ask", who=1, talk=1, how="turn", size=10, seed=110529041),
+            Happening(8.4641, "ask", who=2, how="turn", size=17, seed=425959208, reply=1),
+            Happening(12.8048, "list", talk=2, size=100, reply=1),
+            Happening(14.5693, "term", who=2, talk=2, size=100, reply=1),
+            Happening(34.4276, "ask", who=3, talk=2, how="turn", size=20, seed=329956643, reply=8),
+            Happening(34.4739, "ask", who=3, how="turn", size=6, seed=946560000, reply=1),
+            Happening(35.5534, "ask", who=2, how="turn", size=9, seed=962392077, reply=10),
+        ),
+    )
+    assert run(history).violation == ""

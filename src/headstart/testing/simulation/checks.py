@@ -252,7 +252,7 @@ class Watch(NoListener):
     """Checks a server after each step of its scheduler. The parts of its store need it only when something has changed there.
 
     Attributes:
-        terms: terms of owners in seconds, and when they were set here, in virtual seconds.
+        terms: terms of owners in seconds, the longest that they may have, and when they were set here, in virtual seconds.
     """
 
     def __init__(self, checks: Checks, engine: SimulatedEngine) -> None:

@@ -6,6 +6,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from headstart.errors import Conflict, HeadstartError, NotFound
@@ -185,6 +186,9 @@ class Clients(SimulatedMachine):
                 if event.what == "term":
                     pinned.expires(owner)
                     runtime.keep(self.salts[event.who], float(event.size))
+                    for one in self.servers:  # the others hear of it sooner or later
+                        seconds, since = one.watch.terms.get(owner, (inf, 0.0))
+                        one.watch.terms[owner] = max(seconds, float(event.size)), since
                     server.watch.terms[owner] = float(event.size), self.here.now
                 elif event.what == "list":
                     chains = runtime.stored.all(owner)
