@@ -665,3 +665,24 @@ def test_a_longer_term_that_another_server_was_given_counts() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_reply_that_goes_on_during_a_deletion_may_say_the_same_again() -> None:
+    """This was a fault of the simulation: it did not know that the block was new, whose last token no reply computes."""
+    history = Scenario(
+        4801145,
+        Setup(mode="exact", any_cut=True, memory=53, objects=8, transfer=1024, expire=40.0, stall=0.02, mixed=True),
+        (
+            Happening(0.5275, "ask", talk=2, how="turn", size=18, seed=97304072, reply=11),
+            Happening(2.3556, "ask", who=2, how="turn", size=19, seed=418949828, reply=10),
+            Happening(4.1429, "ask", talk=1, how="turn", size=20, seed=953320002, reply=9),
+            Happening(4.4473, "fault", how="power_loss", size=3, reply=1),
+            Happening(5.1646, "ask", talk=1, how="turn", size=17, seed=796238966, reply=11),
+            Happening(5.3397, "ask", talk=2, how="edit", size=1, seed=316681953, reply=1),
+            Happening(6.3488, "ask", talk=1, how="edit", size=1, seed=71418087, reply=12),
+            Happening(6.5316, "ask", who=1, talk=1, how="turn", size=19, seed=561442080, reply=8),
+            Happening(11.0116, "ask", talk=1, how="again", size=1, seed=822576138, reply=1),
+            Happening(11.0506, "delete", talk=1, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
