@@ -1,6 +1,7 @@
 """Recorded traffic on a real fleet, beside Ray's own router and the simulator: `python -m benchmarks.fleet_replay`.
 
-Needs the extra `fleet`. For each trace: a fleet on Ray Serve in handle mode, exact reuse, and a Valkey that holds everything.
+Needs the extra `fleet`. For each trace: a fleet on Ray Serve in handle mode, exact reuse, and a store that holds everything:
+Valkey, or S3 with `--store s3`.
 Its replicas have an engine with a clock (`headstart.testing.clocked_engine`): calls take the seconds of a machine whose speed
 gives the wanted load. All else is real: HTTP, prompts as token ids, tiers, reports, routing, the store.
 
@@ -90,17 +91,29 @@ def serve(what: dict[str, Any]) -> None:
 
 
 @contextmanager
-def fleet(work: FleetWorkload, plan: FleetPlan, router: str, folder: Path) -> Iterator[str]:
-    """The URL of a fleet like that of the plan, with a store of its own."""
+def store_of(kind: str, folder: Path) -> Iterator[str]:
+    """The URL of a new store."""
     stores = of_tests("stores")
-    store, key_file, port = stores.ValkeyServer(folder), folder / "fleet.key", stores.free_port()
+    if kind == "s3":
+        os.environ |= stores.S3_ENVIRONMENT
+    store = stores.SeaweedServer(folder) if kind == "s3" else stores.ValkeyServer(folder)
+    try:
+        yield store.url("fleet") if kind == "s3" else store.url
+    finally:
+        store.kill()
+
+
+@contextmanager
+def fleet(work: FleetWorkload, plan: FleetPlan, router: str, store: str, folder: Path) -> Iterator[str]:
+    """The URL of a fleet like that of the plan. `store`: the URL of its store."""
+    key_file, port = folder / "fleet.key", of_tests("stores").free_port()
     FleetKeys.generate().save(key_file)
     machine, block = plan.machine, work.trace.block_size
     longest = max(one.prompt + one.reply for one in work.trace.requests)
     engine = {"slots": machine.slots, "ctx": -(-(longest + 2 * block) // block) * block, "block_size": block, "batch": BATCH}
     kv_bytes = ClockedEngine(MachineClock(0.0), block_size=8).shape.kv_bytes_per_token
     settings = {"reuse": "exact", "memory_budget": int(machine.memory * kv_bytes), "stall": machine.stall, "queue": 10_000}
-    settings |= {"shared": store.url, "shared_key_file": str(key_file), "settle": "off"}
+    settings |= {"shared": store, "shared_key_file": str(key_file), "settle": "off"}
     curve = machine.speed.prefill
     clock = MachineClock(curve.per_token, curve.per_depth, machine.step, machine.step_reply)
     what = {"router": router, "replicas": plan.replicas, "port": port, "engine": engine, "settings": settings}
@@ -122,7 +135,6 @@ def fleet(work: FleetWorkload, plan: FleetPlan, router: str, folder: Path) -> It
     finally:
         process.terminate()
         process.wait(200)
-        store.kill()
 
 
 def whole(url: str, replicas: int) -> bool:
@@ -285,9 +297,13 @@ async def overhead(url: str, trace: Trace, machine: Machine) -> Overhead:
 # ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def real(work: FleetWorkload, plan: FleetPlan, router: str) -> tuple[list[Served], FleetPlan, str]:
-    """The trace on a real fleet, the plan with what was measured of it, and the tokens in the store."""
-    with tempfile.TemporaryDirectory() as folder, fleet(work, plan, router, Path(folder)) as url:
+def real(work: FleetWorkload, plan: FleetPlan, router: str, kind: str = "valkey") -> tuple[list[Served], FleetPlan, str]:
+    """The trace on a real fleet with this kind of store, the plan with what was measured of it, and a note about that."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        store_of(kind, Path(folder)) as store,
+        fleet(work, plan, router, store, Path(folder)) as url,
+    ):
         beside = asyncio.run(overhead(url, work.trace, plan.machine))
         served = asyncio.run(replay(url, work.trace))
         speeds = [one["speed"] for one in figures(url)]
@@ -331,6 +347,7 @@ def main() -> None:
     parser.add_argument("--hurry", type=float, default=1.0, help="divides the recorded pauses, with --users")
     parser.add_argument("--seed", type=int, default=0, help="of the times at which users begin")
     parser.add_argument("--routers", nargs="*", default=ROUTERS, choices=ROUTERS)
+    parser.add_argument("--store", choices=["valkey", "s3"], default="valkey")
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for fleet_replay.json")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -355,7 +372,7 @@ def main() -> None:
             show("| | mean, s | p50 | p90 | p99 | computed | / infinite cache | busy |")
             show("|---|---:|---:|---:|---:|---:|---:|---:|")
             for router in options.routers:
-                served, measured, note = real(work, plan, router)
+                served, measured, note = real(work, plan, router, options.store)
                 times = [one.first_token for one in served]
                 computed = sum(one.computed for one in served)
                 show(row(f"real, {router}", work.trace, times, computed, best, busy(work.trace, plan, served)))
