@@ -161,6 +161,21 @@ def test_one_is_not_many(cache: Run, folder: Path) -> None:
 # ── deleting by age ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_a_deletion_that_was_killed_can_be_given_again(cache: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows were gone, and the objects not: nothing began with the id, and the next server brought the chain back."""
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, closing(Disk(folder, 1 << 40)) as disk:
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            disk.erase([key(3), key(2)])
+    assert keys(folder) == {0, 1, 2, 3, 18}
+    assert "deleted: 2 blocks" in cache("rm", short(3))
+    assert keys(folder) == {0, 1, 18}
+
+
 def test_what_is_old_is_deleted(cache: Run, folder: Path) -> None:
     """By when it was written, and all of it; what is pinned stays, and is said."""
     now = time.time()

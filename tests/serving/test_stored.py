@@ -549,3 +549,30 @@ def test_a_prompt_is_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             searches.clear()
             ask(runtime, [user(f"{options} {LONG}")], max_tokens=1, **options)
             assert len(searches) == expected
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_pin_that_does_not_fit_takes_no_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """A server that has not read a large folder yet does not know what is pinned there. It took that for new, and undid it."""
+    monkeypatch.setattr(store, "RESERVE", 4 << 20)
+    more: Any = {"disk_budget": (4 << 20) + (1600 << 10), "budget": 4 << 20, "engine": {"ctx": 4096}}
+
+    def pinned() -> set[bytes]:
+        with closing(Disk(tmp_path, 1 << 40)) as disk:
+            return {row.label.key for row in disk.catalog.rows() if row.pinned}
+
+    with started(tmp_path, **more) as runtime:
+        runtime.stored.pin(say(runtime, LONG).entries[24].id, None)
+    before = pinned()
+    if late:
+        monkeypatch.setattr(write_behind, "AT_ONCE", -1)
+        monkeypatch.setattr(write_behind, "BACKLOG", 0)
+    with started(tmp_path, **more) as runtime:
+        ask(runtime, [user(LONG + "and so on, much longer. " * 30)], max_tokens=1)
+        wait_until(lambda: runtime.scheduler.idle and not any(slot.dirty for slot in runtime.scheduler.slots))
+        wait_until(lambda: not runtime.cache.store.offload.pending_notices)
+        longest = max(runtime.stored.all(), key=lambda chain: chain.tokens)
+        with pytest.raises(Conflict):
+            runtime.stored.pin(longest.id, None)
+    assert len(before) == 25
+    assert pinned() == before

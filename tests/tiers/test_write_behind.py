@@ -195,7 +195,7 @@ def test_what_a_failing_disk_could_not_delete_it_deletes_later(tmp_path: Path, m
             def fail(*_: Any) -> None:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-            patch.setattr(Disk, "remove", fail)
+            patch.setattr(Disk, "_remove", fail)
             tier.discard([label(0).key])
             end = time.monotonic() + 30
             while tier.counters["faults"] < 2:

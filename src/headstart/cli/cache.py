@@ -231,12 +231,12 @@ def remove(
         raise ConfigError("Give an id, or --all, or --older-than.")
     before = -math.inf if identity is not None else time.time() - (older_than or 0.0)
     with opened(folder) as disk:
+        disk.reconcile(evict=False)  # so that objects outside the catalogue are known, and deleted too
         if identity is not None:
             own = [row.label for row in _removable(_chains(disk), identity)]
             evicted = [checkpoint_id(label.key) for label in own if label.kind == KV]  # they may have left ghosts
             deleted = disk.erase({*(label.key for label in own), *evicted})
         else:
-            disk.reconcile(evict=False)  # so that objects outside the catalogue are deleted too
             deleted = disk.erase(disk.catalog.keys() if everything else (), before, lambda: _chains(disk).needed())
         typer.echo(f"deleted: {entry_counts(row.label for row in deleted)}, {show_size(sum(row.allocated for row in deleted))}")
         needed = _chains(disk).needed()

@@ -247,9 +247,12 @@ class CachedChains:
     # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _forget(self, new: set[BlockId], wipes: int) -> None:
-        """A pin has failed. The disk may carry it out later. `wipes`: of `Expiry`, when it began."""
+        """A pin has failed. The disk may carry it out later. `wipes`: of `Expiry`, when it began.
+
+        What another process has pinned stays, and what was pinned before this one has heard of it.
+        """
         self._pins.unpin(new)
-        self._cache.disk.unpin(new)
+        self._cache.disk.unpin(new, own=True)
         if self._scheduler.expiry.wipes != wipes:  # the pin has spared them; another process may have deleted them
             self._scheduler.expiry.drop_unsaved(new)
 

@@ -67,8 +67,12 @@ class DiskTier(Protocol):
         `PinsFound` comes first. The future raises if the disk fails.
         """
 
-    def unpin(self, keys: Collection[bytes]) -> Future[None]:
-        """Removes the protection of objects. A notice `PinsFound` comes first."""
+    def unpin(self, keys: Collection[bytes], *, own: bool = False) -> Future[None]:
+        """Removes the protection of objects. A notice `PinsFound` comes first.
+
+        Args:
+            own: leave what was pinned already when this process pinned it last.
+        """
 
     def erase(self, keys: Collection[bytes], owner: bytes) -> Future[int]:
         """Deletes objects on request of their owner, with every trace of them. The result is how many bytes that were.

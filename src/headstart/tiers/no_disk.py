@@ -40,7 +40,7 @@ class NoDisk:
     def pin(self, keys: Collection[bytes]) -> Future[bool]:
         return _done(True)
 
-    def unpin(self, keys: Collection[bytes]) -> Future[None]:
+    def unpin(self, keys: Collection[bytes], *, own: bool = False) -> Future[None]:
         return _done(None)
 
     def erase(self, keys: Collection[bytes], owner: bytes) -> Future[int]:

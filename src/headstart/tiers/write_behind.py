@@ -140,6 +140,7 @@ class WriteBehind:
         self._tidying: Iterator[tuple[list[Label], list[bytes]]] | None = None
         self._expiring: Iterator[tuple[list[bytes], list[bytes]]] | None = None
         self._began_look = -math.inf  # when its look began
+        self._own_pins: set[bytes] = set()  # keys that were not pinned before this process did so
         self._erased_now: set[bytes] = set()  # by users, in this round: what was offered before must not be written
         self._sizes = (0, 0, 0, 0)
         self._measured: tuple[int, ...] = ()  # the catalogue's version then
@@ -197,15 +198,19 @@ class WriteBehind:
 
     def pin(self, keys: Collection[bytes]) -> Future[bool]:
         def pin(disk: Disk) -> bool:
-            fits = disk.pin(keys)
+            new = disk.pin(keys)
+            self._own_pins.difference_update(keys)
+            self._own_pins |= new or set()
             self._notices.extend(self._watch.pins(disk.catalog))
-            return fits
+            return new is not None
 
         return self._ask(pin, after_writes=True)
 
-    def unpin(self, keys: Collection[bytes]) -> Future[None]:
+    def unpin(self, keys: Collection[bytes], *, own: bool = False) -> Future[None]:
         def unpin(disk: Disk) -> None:
-            disk.catalog.unpin(keys)
+            gone = self._own_pins.intersection(keys) if own else keys
+            self._own_pins.difference_update(keys)
+            disk.catalog.unpin(gone)
             self._notices.extend(self._watch.pins(disk.catalog))
 
         return self._ask(unpin, after_writes=True)  # after a pin that still waits

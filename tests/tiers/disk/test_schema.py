@@ -265,6 +265,21 @@ def test_all_may_open_it_at_once(tmp_path: Path, payloads: dict[str, bytes]) -> 
         disk.close()
 
 
+def test_a_damaged_one_is_rebuilt(tmp_path: Path, payloads: dict[str, bytes]) -> None:
+    """Its conversion fails. It was not taken for damaged then, and the folder could never be opened again."""
+    index = tmp_path / "index.sqlite"
+    with closing(sqlite3.connect(index)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (page,) = connection.execute("PRAGMA page_size").fetchone()
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'objects'").fetchone()
+    data = bytearray(index.read_bytes())
+    data[(root - 1) * page : root * page] = b"\xff" * page
+    index.write_bytes(data)
+    with closing(Disk(tmp_path, BIG)) as disk:
+        disk.reconcile()
+        assert len(disk) == len(payloads)
+
+
 def test_a_running_older_process_is_turned_away(tmp_path: Path, payloads: dict[str, bytes], version: int) -> None:
     """It would take the new tables for damage, and delete them. So its lock is not the folder's any more, and when it opens the
     folder again, the catalogue is of a later version.

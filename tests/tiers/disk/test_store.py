@@ -451,9 +451,9 @@ def test_derived_rows_never_take_the_place_of_canonical_ones(tmp_path: Path) -> 
 def test_what_is_discarded_cannot_be_pinned_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process pinned an object between the look at its row and its removal: it had the answer, and no object."""
     disk, last = filled(tmp_path, 2), label(1, 0).key
-    children, answers = disk.catalog.children, list[Future[bool]]()
+    children, answers = disk.catalog.children, list[Future[set[bytes] | None]]()
 
-    def pins() -> bool:
+    def pins() -> set[bytes] | None:
         with closing(Disk(tmp_path, BIG)) as other:
             return other.pin([last])
 
@@ -466,7 +466,7 @@ def test_what_is_discarded_cannot_be_pinned_meanwhile(tmp_path: Path, monkeypatc
 
         monkeypatch.setattr(disk.catalog, "children", meanwhile)
         assert disk.discard([last]) == [last]
-    assert [answer.result() for answer in answers] == [False]
+    assert [answer.result() for answer in answers] == [None]
 
 
 def test_only_a_bad_object_is_put_aside(tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ PIECE = 256
 """Files that are looked at in one piece."""
 CHECKED = 8 << 20
 """Bytes of a catalogue up to which all of it is read when a server opens it. Damage in a larger one is found on the way."""
+ATTEMPTS = 3
+"""Times that a damaged catalogue is opened. Another process may damage or replace it meanwhile."""
 _SUFFIX = ".rows"
 _INDEX = "index.sqlite"
 _DELETED = "deleted"
@@ -125,24 +127,28 @@ class Disk(Store):
         self._budget = min(self._given, (shutil.disk_usage(self.folder).free + self.catalog.used()) // 2)
 
     def _open_catalog(self, path: Path) -> Catalog:
+        for attempt in itertools.count(1):
+            self._create_catalog(path)
+            self._lock.watch(path, files.identity(path))  # before it is opened: another process may replace it meanwhile
+            try:
+                return self._read_catalog(path, self._lock.renewed)
+            except Exception as error:
+                if not damages(error) or attempt == ATTEMPTS:
+                    raise
+                log.warning("the catalogue is damaged: %s", error)
+            with self._lock.renewed():
+                if path.exists() and self._damaged(path):
+                    log.warning("it will be rebuilt from the objects, without pins")
+                    drop(path)
+        raise AssertionError
+
+    def _create_catalog(self, path: Path) -> None:
         # If the file is missing, it is created here: SQLite would let other users read it. If it exists, it is not opened here:
         # closing a file drops all locks that this process has on it. It is created under the lock, because a process that
         # deletes an old one may not have deleted the old log yet: it would take the log of the new one.
         if not path.exists():
             with self._lock.renewed(), contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        self._lock.watch(path, files.identity(path))  # before it is opened: another process may replace it meanwhile
-        try:
-            return self._read_catalog(path, self._lock.renewed)
-        except Exception as error:
-            if not damages(error):
-                raise
-            log.warning("the catalogue is damaged: %s", error)
-        with self._lock.renewed():
-            if path.exists() and self._damaged(path):
-                log.warning("it will be rebuilt from the objects, without pins")
-                drop(path)
-        return self._open_catalog(path)
 
     def _read_catalog(self, path: Path, alone: Alone) -> Catalog:
         catalog = Catalog(path, alone)
@@ -156,13 +162,16 @@ class Disk(Store):
         return catalog
 
     def _damaged(self, path: Path) -> bool:
-        """Whether it is still damaged, under the lock: another process may have replaced it."""
+        """Whether it is still damaged, under the lock: another process may have replaced it.
 
-        def later(_: object) -> AbstractContextManager[None]:
-            raise BlockingIOError("a catalogue of an earlier version is not rebuilt here")
+        One that is still of an earlier version is: its conversion has failed.
+        """
+
+        def converts(_: object) -> AbstractContextManager[None]:
+            raise sqlite3.DatabaseError("of an earlier version")
 
         try:
-            self._read_catalog(path, later).close()
+            self._read_catalog(path, converts).close()
         except Exception as error:
             return damages(error)
         return False
@@ -577,21 +586,25 @@ class Disk(Store):
             return False
         return True
 
-    def pin(self, keys: Collection[bytes]) -> bool:
-        """Pins objects. False if they do not fit into the share for pins, or are not all there; then none is pinned."""
+    def pin(self, keys: Collection[bytes]) -> set[bytes] | None:
+        """Pins objects. Returns those that were not pinned before.
+
+        None if they do not fit into the share for pins, or are not all there. Then none is pinned.
+        """
         with self.writing():
             self.measure()
             limits = PinLimits.of(self._portion, self._budget, RESERVE)
-            held, new = Counter(self.catalog.pinned_bytes()), Counter[bytes]()
+            held, need, new = Counter(self.catalog.pinned_bytes()), Counter[bytes](), set[bytes]()
             for key in keys:
                 if (row := self.catalog.get(key)) is None:
-                    return False
+                    return None
                 if not row.pinned:
-                    new[row.label.owner] += row.allocated
-            if not all(limits.fits(held[owner] + size, held.total() + new.total()) for owner, size in new.items()):
-                return False
+                    need[row.label.owner] += row.allocated
+                    new.add(key)
+            if not all(limits.fits(held[owner] + size, held.total() + need.total()) for owner, size in need.items()):
+                return None
             self.catalog.pin(keys)
-            return True
+            return new
 
     def empty_quarantine(self) -> int:
         """Deletes all objects in quarantine. Returns how many. Raises OSError."""
