@@ -543,6 +543,29 @@ def test_an_import_mends(cache: Run, folder: Path, exported: Path, tmp_path_fact
     assert "derived" not in cache("show", short(3), place=other)
 
 
+@pytest.mark.parametrize("how", ["id", "all"])
+def test_an_import_brings_nothing_back_that_is_deleted_meanwhile(
+    cache: Run, folder: Path, exported: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It stored the chain again, and pinned it again, because it had been pinned at the beginning."""
+    monkeypatch.setattr(archive, "BATCH", 1)
+    change(folder, pinned=(18,))
+
+    def objects() -> Iterator[Block]:
+        with exported.open("rb") as stream:
+            for one in archive.unpack(stream, lambda *_: None):
+                yield one
+                if one[0].key == key(0):
+                    cache("unpin", short(18))
+                    cache("rm", *([short(18)] if how == "id" else ["--all"]))
+
+    with closing(Disk(folder, 1 << 40)) as disk:
+        taken = archive.take(disk, objects())
+    assert (taken.stored, taken.refused) == ((), ())
+    assert keys(folder) == ({0, 1, 2, 3} if how == "id" else set())
+    assert not pinned(folder)
+
+
 def test_derived_rows_never_leave_the_machine(cache: Run, folder: Path, tmp_path: Path) -> None:
     change(folder, derived(*block(40, 2)), block(60, 40))
     assert "exported: 5 blocks; left out, because derived: 2 blocks" in cache("export", str(tmp_path / "chains.tar"))

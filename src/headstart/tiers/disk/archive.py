@@ -180,24 +180,42 @@ def _object(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> tuple[Label, Bytes]
 def take(disk: Disk, objects: Iterable[tuple[Label, Bytes]]) -> Taken:
     """Stores the objects that are missing, or only there in a worse version. Evicts nothing: it stops when there is no room.
 
+    What a user deletes meanwhile does not come back.
+
     Raises:
         OSError, sqlite3.Error: the last batch is not stored.
     """
     stored, refused, known = list[Label](), list[Label](), 0
-    pinned = {row.label.key for row in disk.catalog.rows() if row.pinned}
+    there, (wiped, _) = disk.catalog.keys(), disk.catalog.ages.wiped()
+    pinned, deleted = set[bytes](), set[bytes]()
+
+    def wanted(label: Label) -> bool:
+        (latest, _), key = disk.catalog.ages.wiped(), label.key
+        erased = key in there and key not in disk and not disk.catalog.ghosts([key])  # it has left no ghost
+        if erased or (latest != wiped and label.written <= latest):
+            deleted.add(key)
+        return key not in deleted
+
     for batch in _batches(objects):
-        new = [one for one in batch if not _held(disk, one[0])]
+        new = []
+        for one in batch:
+            before = disk.catalog.get(one[0].key)
+            if not _held(disk, one[0]):
+                new.append(one)
+                if before is not None and before.pinned and one[0].key not in disk:
+                    pinned.add(one[0].key)  # it is in quarantine now, and has lost its pin
         known += len(batch) - len(new)
-        done = [] if refused else disk.write(new, spared=disk.catalog.keys)[0]
-        disk.catalog.pin([label.key for label in done if label.key in pinned])  # objects in quarantine lost their pins
-        stored += done
+        done = [] if refused else disk.write(new, spared=disk.catalog.keys, wanted=wanted)[0]
         keys = {label.key for label in done}
-        refused += (label for label, _ in new if label.key not in keys)
+        disk.catalog.pin(keys & pinned)
+        stored += done
+        there = there | keys
+        refused += (label for label, _ in new if label.key not in keys | deleted)
     return Taken(tuple(stored), known, tuple(refused))
 
 
 def _held(disk: Disk, label: Label) -> bool:
-    """Whether this object, or a better one, is there and good. A damaged object goes into quarantine."""
+    """Whether this object, or a better one, is there and good. A damaged object goes into quarantine, and leaves a ghost."""
     row = disk.quarantine(label.key)
     return row is not None and row.label.canonical >= label.canonical
 
