@@ -306,8 +306,12 @@ def test_a_pinned_checkpoint_whose_block_is_damaged_stays(cache: Run, folder: Pa
     change(folder, pinned=(0, 1, 101))
     damage(folder, 1)
     cache("verify", "--repair")
-    cache("rm", "--all")
+    said = cache("rm", "--all")
     assert keys(folder) == {0, 101}
+    (digits,) = re.findall("`headstart cache unpin ([0-9a-f]+)` frees it", said)
+    assert "unpinned: 0 blocks and 1 checkpoint\n" in cache("unpin", digits)
+    assert "frees it" not in cache("rm", "--all")
+    assert keys(folder) == {0}
 
 
 def test_checkpoints_are_deleted_with_their_blocks(cache: Run, folder: Path) -> None:

@@ -201,7 +201,8 @@ def unpin(identity: Id, folder: Folder = None) -> None:
     """Removes the protection of a chain, except for blocks that other pinned chains need."""
     with opened(folder) as disk, disk.writing():
         chains = _chains(disk)
-        labels = {row.label.key: row.label for row in chains.of(chains.find(identity)).objects if row.pinned}
+        rows = chains.alone(identity) or chains.of(chains.find(identity)).objects
+        labels = {row.label.key: row.label for row in rows if row.pinned}
         needed = chains.needed(without=labels.keys()) & labels.keys()
         disk.catalog.unpin(labels.keys() - needed)
         typer.echo(f"unpinned: {entry_counts(label for key, label in labels.items() if key not in needed)}")
@@ -239,9 +240,12 @@ def remove(
         else:
             deleted = disk.erase(disk.catalog.keys() if everything else (), before, lambda: _chains(disk).needed())
         typer.echo(f"deleted: {entry_counts(row.label for row in deleted)}, {show_size(sum(row.allocated for row in deleted))}")
-        needed = _chains(disk).needed()
+        chains = _chains(disk)
+        needed = chains.needed()
         if stay := [row.label for row in disk.catalog.rows() if row.label.key in needed and row.label.written <= before]:
             typer.echo(f"still there, because pinned: {entry_counts(stay)}; unpin them with `headstart cache unpin`")
+        for row in (one for one in chains.alone() if one.pinned):
+            typer.echo(f"a checkpoint whose block is damaged: `headstart cache unpin {row.label.key.hex()[:12]}` frees it")
 
 
 def _removable(chains: StoredChains, identity: str) -> list[Row]:

@@ -163,6 +163,12 @@ class StoredChains:
         found |= {state.label.key for block, state in self._states.items() if block in found}
         return found | {label.key for label in pinned}  # also a checkpoint whose block is damaged: that is computed again
 
+    def alone(self, prefix: str = "") -> list[Row]:
+        """The checkpoints whose block is missing. `prefix`: where its id, or their own, begins with these digits."""
+        digits = prefix.lower()
+        pairs = [(block, state) for block, state in self._states.items() if block not in self._rows]
+        return [one for block, one in pairs if any(key.hex().startswith(digits) for key in (block, one.label.key))]
+
     def find(self, prefix: str) -> bytes:
         """The key that begins with these hexadecimal digits.
 
