@@ -331,7 +331,7 @@ PLANTED = (
     Planted(
         "an unpinned object stays pinned",
         "tiers/write_behind.py",
-        "            disk.catalog.unpin(keys)\n",
+        "            disk.catalog.unpin(gone)\n",
         "",
         rare="the answers to all earlier pins of the history must be known (tests/serving/test_stored.py finds it)",
     ),
@@ -340,6 +340,7 @@ PLANTED = (
         "serving/stored.py",
         "                if any(child.id in self._pins and child.id not in gone for child in self._index.children(block)):\n",
         "                if False:\n",
+        rare="the catalogue leaves what other pinned objects need too (tests/serving/test_stored.py finds it)",
     ),
     Planted(
         "a pinned chain can be deleted",
