@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -576,3 +577,29 @@ def test_a_pin_that_does_not_fit_takes_no_earlier_one(tmp_path: Path, monkeypatc
             runtime.stored.pin(longest.id, None)
     assert len(before) == 25
     assert pinned() == before
+
+
+@pytest.mark.parametrize("how", ["damaged", "removed"])
+def test_a_server_hears_of_a_deletion_in_a_catalogue_that_was_replaced(tmp_path: Path, how: str) -> None:
+    """It looked at the old one until it wrote again, and served what was deleted from its memory."""
+    with started(tmp_path) as runtime:
+        say(runtime, LONG)
+        ask(runtime, [user(f"Another text, which takes the only slot. {LONG}")], max_tokens=1, salt="else")
+        quiet(runtime)
+        index = tmp_path / "index.sqlite"
+        if how == "removed":
+            for path in tmp_path.glob("index.sqlite*"):
+                path.unlink()
+        else:
+            with closing(sqlite3.connect(index)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                (page,) = connection.execute("PRAGMA page_size").fetchone()
+                (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'objects'").fetchone()
+            with index.open("r+b") as file:
+                file.seek((root - 1) * page)
+                file.write(b"\xff" * 64)
+        with pytest.raises(SystemExit) as left:
+            main(["cache", "rm", "--all", "--cache-dir", str(tmp_path)])
+        assert not left.value.code
+        wait_until(lambda: not runtime.stored.all())
+        assert ask(runtime, [user(LONG)], max_tokens=1).report.cached == 0

@@ -613,6 +613,7 @@ class WriteBehind:
 
     def _look(self, disk: Disk) -> None:
         """Reports objects that other processes have added or removed."""
+        disk.compare()
         again, wiped = self._again and not self._hangs, self._watch.wiped
         if again:
             self._listed = self._again = False
@@ -672,7 +673,8 @@ class WriteBehind:
             log.warning("the disk fails, serving goes on without it: %s", error)
         _clear_frames(error)
         self._tidying = self._expiring = None
-        self._failing_until = time.monotonic() + PATIENCE
+        replaced = isinstance(error, OSError) and error.errno == errno.ESTALE  # the new catalogue can be opened at once
+        self._failing_until = time.monotonic() + (0.0 if replaced else PATIENCE)
         self.counters["faults"] += 1
         if self._disk is not None and _only_writing(error):
             with suppress(OSError, sqlite3.Error):

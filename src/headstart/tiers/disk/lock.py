@@ -50,10 +50,18 @@ class Lock:
             OSError: the lock was not free in time, or the folder is not the one that was opened.
         """
         with self._exclusive():
-            for path, opened in self._opened.items():
-                if files.identity(path) != opened:
-                    raise OSError(errno.ESTALE, "the folder was replaced by another one", str(path))
+            self.compare()
             yield
+
+    def compare(self) -> None:
+        """Raises OSError if the folder is not the one that was opened, or another process has replaced its catalogue."""
+        for path, opened in self._opened.items():
+            try:
+                found = files.identity(path)
+            except FileNotFoundError:
+                found = None
+            if found != opened:
+                raise OSError(errno.ESTALE, "the folder was replaced by another one", str(path))
 
     @contextlib.contextmanager
     def renewed(self, needed: Callable[[], bool] = lambda: False) -> Iterator[None]:

@@ -371,6 +371,10 @@ class Disk(Store):
         files.write(path, (memoryview(whole.head), whole.payload.data), whole.label.written)
         return path
 
+    def compare(self) -> None:
+        """Raises OSError if another process has replaced the catalogue: what is in this one says nothing any more."""
+        self._lock.compare()
+
     def writing(self) -> contextlib.AbstractContextManager[None]:
         """Holds the folder's lock: no other process writes meanwhile. Raises what `Lock.held` raises."""
         return self._lock.held()
