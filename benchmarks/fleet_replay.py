@@ -1,9 +1,9 @@
 """Recorded traffic on a real fleet, beside Ray's own router and the simulator: `python -m benchmarks.fleet_replay`.
 
 Needs the extra `fleet`. For each trace: a fleet on Ray Serve in handle mode, exact reuse, and a store that holds everything:
-Valkey, or S3 with `--store s3`.
-Its replicas have an engine with a clock (`headstart.testing.clocked_engine`): calls take the seconds of a machine whose speed
-gives the wanted load. All else is real: HTTP, prompts as token ids, tiers, reports, routing, the store.
+Valkey, or S3 with `--store s3`. Its replicas have an engine with a clock (`headstart.testing.clocked_engine`): calls take the
+seconds of a machine whose speed gives the wanted load. All else is real: HTTP, prompts as token ids, tiers, reports, routing,
+the store.
 
 The beginning of a trace is replayed, its times scaled so that it lasts `--seconds`. Where its tokens are too
 many for this machine, `--shrink` divides them. A session sends its next request when its
@@ -347,7 +347,7 @@ def main() -> None:
     parser.add_argument("--hurry", type=float, default=1.0, help="divides the recorded pauses, with --users")
     parser.add_argument("--seed", type=int, default=0, help="of the times at which users begin")
     parser.add_argument("--routers", nargs="*", default=ROUTERS, choices=ROUTERS)
-    parser.add_argument("--store", choices=["valkey", "s3"], default="valkey")
+    parser.add_argument("--store", choices=["valkey", "s3"], default="valkey", help="that all replicas share")
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for fleet_replay.json")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -255,7 +255,7 @@ class Clients(SimulatedMachine):
         self._program("verify", verify)
 
     def _collect(self, size: int) -> None:
-        """`headstart cache gc --size`. `size`: of objects."""
+        """`headstart cache gc --size`. `size`: how many objects may stay."""
 
         def collect(disk: Disk) -> None:
             disk.reconcile(evict=False)

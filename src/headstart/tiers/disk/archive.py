@@ -209,7 +209,7 @@ def take(disk: Disk, objects: Iterable[tuple[Label, Bytes]]) -> Taken:
         keys = {label.key for label in done}
         disk.catalog.pin(keys & pinned)
         stored += done
-        there = there | keys
+        there.update(keys)
         refused += (label for label, _ in new if label.key not in keys | deleted)
     return Taken(tuple(stored), known, tuple(refused))
 

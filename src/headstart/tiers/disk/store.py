@@ -127,20 +127,21 @@ class Disk(Store):
         self._budget = min(self._given, (shutil.disk_usage(self.folder).free + self.catalog.used()) // 2)
 
     def _open_catalog(self, path: Path) -> Catalog:
-        for attempt in itertools.count(1):
+        attempts = 0
+        while True:
+            attempts += 1
             self._create_catalog(path)
             self._lock.watch(path, files.identity(path))  # before it is opened: another process may replace it meanwhile
             try:
                 return self._read_catalog(path, self._lock.renewed)
             except Exception as error:
-                if not damages(error) or attempt == ATTEMPTS:
+                if not damages(error) or attempts == ATTEMPTS:
                     raise
                 log.warning("the catalogue is damaged: %s", error)
             with self._lock.renewed():
                 if path.exists() and self._damaged(path):
                     log.warning("it will be rebuilt from the objects, without pins")
                     drop(path)
-        raise AssertionError
 
     def _create_catalog(self, path: Path) -> None:
         # If the file is missing, it is created here: SQLite would let other users read it. If it exists, it is not opened here:
