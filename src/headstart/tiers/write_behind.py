@@ -669,11 +669,13 @@ class WriteBehind:
         return True
 
     def _fail(self, error: Exception) -> None:
-        if not self._failing_until:
+        replaced = isinstance(error, OSError) and error.errno == errno.ESTALE
+        if replaced:
+            log.warning("another process has replaced the folder or its catalogue: it is opened again")
+        elif not self._failing_until:
             log.warning("the disk fails, serving goes on without it: %s", error)
         _clear_frames(error)
         self._tidying = self._expiring = None
-        replaced = isinstance(error, OSError) and error.errno == errno.ESTALE  # the new catalogue can be opened at once
         self._failing_until = time.monotonic() + (0.0 if replaced else PATIENCE)
         self.counters["faults"] += 1
         if self._disk is not None and _only_writing(error):
