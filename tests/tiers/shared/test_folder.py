@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from headstart.tiers.disk import files as disk_files
 from headstart.tiers.shared.folder import THREADS, FolderStore
 from headstart.tiers.shared.names import ObjectNames
 from headstart.tiers.shared.store import StoreError
@@ -76,9 +79,37 @@ def test_a_hung_file_system_costs_the_time_limit_and_all_threads_at_most(tmp_pat
     store.close()
 
 
+@pytest.mark.parametrize("late", ["write", "replace"], ids=["before-its-name", "with-its-name"])
+def test_a_write_that_was_given_up_does_not_undo_a_deletion(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    """The mount hangs. The write fails, the mount answers others, the text is deleted, and then the write goes on."""
+    store._timeout = 0.1
+    goes, went = threading.Event(), threading.Event()
+    where, real = (disk_files, disk_files.write) if late == "write" else (os, os.replace)
+
+    def hangs(*arguments: Any) -> None:
+        goes.wait(60)
+        real(*arguments)
+        went.set()
+
+    monkeypatch.setattr(where, late, hangs)
+    with pytest.raises(StoreError, match="timeout"):
+        store.put(name(1), BLOB)
+    store.delete([name(1)])
+    goes.set()
+    assert went.wait(60)
+    for _ in range(THREADS):  # all threads are free: it has come to its end
+        assert store._free.acquire(timeout=60)
+    store._free.release(THREADS)
+    assert store.have([name(1)]) == [False]
+    assert not list(store.objects())
+
+
 HANGS = """
 import os, sys
 from pathlib import Path
+from headstart.tiers.disk import files as disk_files
 from headstart.tiers.shared.folder import FolderStore
 from headstart.tiers.shared.store import StoreError
 store = FolderStore(Path(sys.argv[1]), 0.1)

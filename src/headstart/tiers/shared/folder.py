@@ -7,6 +7,7 @@ modification time is when its text was first stored. A touch sets its access tim
 
 A hung mount cannot be interrupted. So all work is done on other threads, and the caller stops waiting after the time limit. The
 threads are daemons, because a hung one must not keep the process from ending. There are few of them: when all hang, calls fail.
+A write that was given up has no effect when the mount answers again.
 """
 
 from __future__ import annotations
@@ -176,6 +177,7 @@ class FolderStore(SharedStore):
     def _put(self, name: str, data: Blob, age: float, place: Callable[[Path, Path], None]) -> bool:
         path = self._path(name)
         temporary = path.with_name(f"{_TEMPORARY}{self._mark}-{next(self._serial)}")
+        given_up = False  # the caller waits no longer: it may have deleted the object meanwhile
 
         def work() -> bool:
             if place is _link and path.exists():
@@ -185,7 +187,11 @@ class FolderStore(SharedStore):
             files.make(path.parent)
             try:
                 files.write(temporary, [data], self._clock() - age)
+                if given_up:
+                    return False
                 place(temporary, path)
+                if given_up:
+                    path.unlink(missing_ok=True)
             except FileExistsError:
                 return False
             finally:
@@ -193,7 +199,11 @@ class FolderStore(SharedStore):
                     temporary.unlink(missing_ok=True)
             return True
 
-        return self._wait(work, len(data))
+        try:
+            return self._wait(work, len(data))
+        except StoreError:
+            given_up = True
+            raise
 
     def touch(self, names: Sequence[str]) -> None:
         paths = [self._path(name) for name in names]
