@@ -220,6 +220,25 @@ def test_an_object_of_a_later_version_goes_by_the_time_of_its_file(tmp_path: Pat
         assert [disk.path(label(number).key).exists() for number in (1, 2)] == [False, True]
 
 
+def test_what_was_stored_in_the_place_of_a_later_version_is_no_longer_of_one(tmp_path: Path) -> None:
+    """A server deleted the file of its own pinned block, and kept the row: others found no object behind it."""
+    terms, clock = Terms(), Clock()
+    terms.give(OWNERS[1], DAY, START)
+    one = label(1, written=START - 2 * DAY)
+    with closing(Disk(tmp_path, BIG, clock=clock)) as disk:
+        disk.write([(one, rows(1))])
+        data = bytearray(disk.path(one.key).read_bytes())
+        data[8] = 99
+        disk.path(one.key).write_bytes(data)
+        disk.catalog.remove([one.key])
+        disk.reconcile()
+        assert one.key not in disk
+        disk.write([(one, rows(1))])
+        assert disk.pin([one.key]) == {one.key}
+        assert expire_all(disk, terms) == ([], [])
+        assert disk.path(one.key).exists()
+
+
 def test_without_a_term_nothing_goes(tmp_path: Path) -> None:
     clock = Clock()
     with closing(Disk(tmp_path, BIG, clock=clock)) as disk:

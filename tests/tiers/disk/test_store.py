@@ -783,8 +783,8 @@ def test_a_catalogue_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeyp
     """A process that opened slowly went on with a catalogue that another one had deleted as damaged."""
     connect = disk_store.Catalog
 
-    def slowly(*arguments: Any) -> disk_store.Catalog:
-        catalog = connect(*arguments)
+    def slowly(*arguments: Any, **options: Any) -> disk_store.Catalog:
+        catalog = connect(*arguments, **options)
         monkeypatch.undo()
         Disk(tmp_path, 1 << 30).abandon_catalog()
         Disk(tmp_path, 1 << 30).close()
@@ -811,6 +811,46 @@ def test_a_catalogue_is_created_only_when_nobody_deletes_one(tmp_path: Path, mon
     first._lock.close()
     with closing(Disk(tmp_path, BIG)) as disk:
         assert len(disk.reconcile()[0]) == 4
+
+
+def test_a_catalogue_that_vanishes_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite created a new one, which others could read, beside the old log, and while another process held the lock."""
+    filled(tmp_path).close()
+    connect = disk_store.Catalog
+
+    def slowly(path: Path, *arguments: Any, **options: Any) -> disk_store.Catalog:
+        monkeypatch.undo()
+        disk_store.drop(path)
+        return connect(path, *arguments, **options)
+
+    monkeypatch.setattr(disk_store, "Catalog", slowly)
+    with closing(Disk(tmp_path, BIG)) as disk:
+        assert disk.index.stat().st_mode & 0o077 == 0
+        assert len(disk.reconcile()[0]) == 4
+        disk.write([(label(9, 3), rows(9))])
+
+
+def test_a_later_version_takes_the_folder_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process took the lock that shuts it out, and the tables that it does not know for damage: the pins were lost."""
+    disk = filled(tmp_path)
+    disk.catalog.pin([label(1).key])
+    disk.close()
+    opens = Disk._open_catalog
+
+    def slowly(disk: Disk, path: Path) -> disk_store.Catalog:
+        catalog = opens(disk, path)
+        later = disk_lock.Lock(tmp_path / "lock")
+        with later.renewed(lambda: True), closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("ALTER TABLE totals RENAME COLUMN hand TO pointer")
+            database.execute("PRAGMA user_version=999")
+        later.close()
+        return catalog
+
+    monkeypatch.setattr(Disk, "_open_catalog", slowly)
+    with pytest.raises(sqlite3.NotSupportedError, match="version 999"):
+        Disk(tmp_path, BIG)
+    with closing(sqlite3.connect(tmp_path / "index.sqlite")) as database:
+        assert database.execute("SELECT COUNT(*) FROM objects WHERE pinned").fetchone() == (1,)
 
 
 def test_a_catalogue_that_another_process_has_replaced_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from headstart.testing.simulation.faults import SQL_CODES, sql_error
 from headstart.testing.simulation.filesystem import system
@@ -148,12 +149,14 @@ class Connection(sqlite3.Connection):
             system().real_changes()
 
 
-def connect(path: Any, *, timeout: float, isolation_level: None, check_same_thread: bool) -> Connection:
+def connect(address: str, *, timeout: float, isolation_level: None, check_same_thread: bool, uri: bool) -> Connection:
+    path = urlsplit(address)
     files = system()
-    files.call("open", str(path))
-    real = files.is_real(str(path))
+    files.call("open", path.path)
+    real = files.is_real(path.path)
     assert real is not None
-    made = sqlite3.connect(real, timeout=0, isolation_level=None, check_same_thread=False, factory=Connection)
+    where = f"file:{quote(real)}?{path.query}"
+    made = sqlite3.connect(where, timeout=0, isolation_level=None, check_same_thread=False, factory=Connection, uri=True)
     sqlite3.Connection.execute(made, "PRAGMA cache_size=-512")
     files.real_changes()
     task = world().task

@@ -86,19 +86,23 @@ class StoredModel:
 
 
 class Catalog:
-    """A connection to the catalogue. For one thread at a time.
+    """A connection to the catalogue. For one thread at a time. See `schema.connect`.
 
     Raises:
         sqlite3.Error: it cannot be opened, is damaged, or of a later version.
     """
 
-    def __init__(self, path: Path, alone: schema.Alone = lambda _: nullcontext()) -> None:
-        self._db = schema.connect(path, alone)
+    def __init__(self, path: Path, alone: schema.Alone = lambda _: nullcontext(), *, creates: bool = True) -> None:
+        self._db = schema.connect(path, alone, creates=creates)
         self.ages, self.ranks = Ages(self._db), Ranks(self._db)
         self._held: tuple[int, Collection[bytes], Counter[bytes]] = -1, (), Counter()  # `pins`, what they keep, and whose it is
 
     def close(self) -> None:
         self._db.close()
+
+    def refuse_later(self) -> None:
+        """Raises sqlite3.NotSupportedError if a process of a later version has converted it meanwhile."""
+        schema.known_version(self._db)
 
     @contextmanager
     def _change(self) -> Iterator[None]:

@@ -74,8 +74,8 @@ class Lock:
             OSError: the lock was not free in time, or the file cannot be replaced.
         """
         with self._exclusive():
-            if files.identity(self._path) != self._opened[self._path]:
-                self.reopen()
+            if self.stale:
+                self._reopen()
                 _acquire(self._file)
             elif needed():
                 self._replace()
@@ -93,8 +93,12 @@ class Lock:
         self._use(file)
         os.close(before)
 
-    def reopen(self) -> None:
-        """Uses the present lock file. Another process may have `renewed` it while the folder was being opened."""
+    @property
+    def stale(self) -> bool:
+        """Whether another process has `renewed` the lock. Raises OSError."""
+        return files.identity(self._path) != self._opened[self._path]
+
+    def _reopen(self) -> None:
         before = self._file
         self._use(_open(self._path))
         os.close(before)

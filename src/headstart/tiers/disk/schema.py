@@ -177,21 +177,21 @@ Alone = Callable[[Callable[[], bool]], AbstractContextManager[None]]
 """Excludes other processes, and those of older versions for good if that is needed: see `lock.Lock.renewed`."""
 
 
-def connect(path: Path, alone: Alone = lambda _: nullcontext()) -> sqlite3.Connection:
-    """A connection to a catalogue. It is created if there is none, and rebuilt if it is of an older version.
+def connect(path: Path, alone: Alone = lambda _: nullcontext(), *, creates: bool = True) -> sqlite3.Connection:
+    """A connection to a catalogue. Its tables are created if there are none, and rebuilt if they are of an older version.
 
     Args:
         alone: excludes processes of older versions. They would take the rebuilt tables for damage.
+        creates: whether the file is created if there is none.
 
     Raises:
         sqlite3.Error: it cannot be opened, is damaged, or of a later version.
         OSError: `alone` has failed.
     """
-    database = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
+    uri = f"{path.absolute().as_uri()}?mode={'rwc' if creates else 'rw'}"
+    database = sqlite3.connect(uri, timeout=5.0, isolation_level=None, check_same_thread=False, uri=True)
     try:
-        version = _version(database)
-        if version > VERSION:
-            raise sqlite3.NotSupportedError(f"the catalogue is of version {version}; this headstart reads {VERSION}")
+        version = known_version(database)
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
         database.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT}")
@@ -209,6 +209,13 @@ def connect(path: Path, alone: Alone = lambda _: nullcontext()) -> sqlite3.Conne
         database.close()
         raise
     return database
+
+
+def known_version(database: sqlite3.Connection) -> int:
+    """The version of a catalogue; 0 if it has no tables. Raises sqlite3.NotSupportedError if it is a later one."""
+    if (version := _version(database)) > VERSION:
+        raise sqlite3.NotSupportedError(f"the catalogue is of version {version}; this headstart reads {VERSION}")
+    return version
 
 
 def _version(database: sqlite3.Connection) -> int:

@@ -115,7 +115,9 @@ class Disk(Store):
             undo.callback(self._lock.close)
             self.catalog = self._open_catalog(self.index)
             undo.callback(self.catalog.close)
-            self._lock.reopen()
+            if self._lock.stale:
+                with self._lock.renewed():
+                    self.catalog.refuse_later()
             self._unit = files.unit(folder)
             self._given = budget
             self._portion = portion
@@ -131,11 +133,15 @@ class Disk(Store):
         while True:
             attempts += 1
             self._create_catalog(path)
-            self._lock.watch(path, files.identity(path))  # before it is opened: another process may replace it meanwhile
             try:
+                self._lock.watch(path, files.identity(path))  # before it is opened: another process may replace it meanwhile
                 return self._read_catalog(path, self._lock.renewed)
             except Exception as error:
-                if not damages(error) or attempts == ATTEMPTS:
+                if attempts == ATTEMPTS:
+                    raise
+                if not path.exists():  # another process has deleted it just now
+                    continue
+                if not damages(error):
                     raise
                 log.warning("the catalogue is damaged: %s", error)
             with self._lock.renewed():
@@ -152,7 +158,7 @@ class Disk(Store):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
 
     def _read_catalog(self, path: Path, alone: Alone) -> Catalog:
-        catalog = Catalog(path, alone)
+        catalog = Catalog(path, alone, creates=False)
         try:
             if self._check or path.stat().st_size <= CHECKED:
                 catalog.read()
@@ -525,7 +531,7 @@ class Disk(Store):
 
     def _sweep(self, before: float, spare: Collection[bytes] = ()) -> list[bytes]:
         """Deletes files without a row, and makes all deletions durable. Returns the keys of objects evicted for it."""
-        for key in self._strange:
+        for key in self.catalog.without_row(self._strange):  # this process may have stored an object of its own there
             with contextlib.suppress(FileNotFoundError):
                 if self.path(key).stat().st_mtime <= before:
                     self.path(key).unlink()
