@@ -66,6 +66,21 @@ def test_a_job_waits_for_what_is_not_there() -> None:
     assert watch.state == QueueState()
 
 
+def test_a_job_that_gave_its_slot_back_lacks_only_the_rest() -> None:
+    """The router saw its whole prompt in the queue, and sent others elsewhere."""
+    watch, job, there = QueueWatch(), Waiting(), 0
+    known: Any = job
+    watch.arrived(known, lambda _: there)
+    job.slot, there = range(50), 48
+    watch.stepped([known], [])
+    job.slot, job.fetch = None, object()
+    watch.stepped([], [known])
+    assert watch.state == QueueState(queued=((48, 100),), fetching=48)
+    job.fetch, there = None, 96
+    watch.stepped([], [known])
+    assert watch.state == QueueState(queued=((96, 100),))
+
+
 def test_what_a_fetch_brings_shortens_the_queue() -> None:
     watch, there = QueueWatch(), 16
     job, follower = Waiting(fetch=object()), Waiting()

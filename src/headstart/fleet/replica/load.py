@@ -46,26 +46,36 @@ class QueueWatch:
     def __init__(self) -> None:
         self.state = QueueState()
         self._starts: dict[Job, int] = {}  # tokens that each waiting job need not compute
-        self._parked: dict[Job, Callable[[Chain], int]] = {}
+        self._parked: set[Job] = set()
+        self._available: Callable[[Chain], int] = lambda _: 0
 
     def arrived(self, job: Job, available: Callable[[Chain], int]) -> None:
         """A job waits. What it need not compute is looked up now, and again when its fetch is over."""
-        if job.parked:
-            self._parked[job] = available
-        self._starts[job] = self._start(job, available)
+        self._available = available
+        self._look(job)
 
-    def _start(self, job: Job, available: Callable[[Chain], int]) -> int:
+    def _look(self, job: Job) -> None:
+        if job.parked:
+            self._parked.add(job)
+        self._starts[job] = self._start(job)
+
+    def _start(self, job: Job) -> int:
         if not job.request.params.reuse:
             return 0
         if job.choice:  # the first choice computes all before
             return last_block_boundary(len(job.chain), job.chain.block_size)
-        return available(job.chain)
+        return self._available(job.chain)
 
     def stepped(self, running: Sequence[Job], waiting: Iterable[Job]) -> None:
         """Publishes the state after a step."""
+        waits = list(waiting)
+        for job in waits:
+            if job not in self._starts:  # it has given its slot back
+                self._look(job)
         for job in [job for job in self._parked if not job.parked]:
-            self._starts[job] = self._start(job, self._parked.pop(job))
-        self._starts = {job: self._starts.get(job, 0) for job in waiting}
+            self._parked.remove(job)
+            self._starts[job] = self._start(job)
+        self._starts = {job: self._starts[job] for job in waits}
         self.state = QueueState(
             tuple((len(job.slot), len(job.chain)) for job in running if job.slot is not None and job.prefilling),
             tuple((start, len(job.chain)) for job, start in self._starts.items()),
