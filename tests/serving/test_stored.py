@@ -19,6 +19,7 @@ from headstart.cli.main import main
 from headstart.config import Settings
 from headstart.errors import Conflict, NotFound, Unavailable
 from headstart.serving import scheduler, settle
+from headstart.serving import stored as stored_chains
 from headstart.serving.request import Started
 from headstart.serving.runtime import Runtime
 from headstart.serving.stored import CachedChain
@@ -505,6 +506,34 @@ def test_what_is_being_deleted_is_not_pinned(tmp_path: Path, monkeypatch: pytest
         deleting.join()
         quiet(runtime)
         assert len(runtime.cache.store.pins) == len(runtime.cache.store.barred) == 0
+
+
+@pytest.mark.parametrize("slow", ["engine", "disk"])
+def test_a_deletion_for_which_nobody_waits_any_more_ends(tmp_path: Path, slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks stayed barred: no prompt could use them again, nor could anybody delete what came after them."""
+    goes, erase = threading.Event(), store.Disk.erase
+
+    def slowly(disk: store.Disk, *arguments: Any, **more: Any) -> Any:
+        assert goes.wait(60)
+        return erase(disk, *arguments, **more)
+
+    if slow == "disk":
+        monkeypatch.setattr(store.Disk, "erase", slowly)
+    with started(tmp_path) as runtime:
+        chain = say(runtime, LONG)
+        if slow == "engine":
+            runtime.scheduler.call(lambda: goes.wait(60))
+        with monkeypatch.context() as patch:
+            patch.setattr(stored_chains, "PATIENCE", 0.1)
+            threading.Timer(0.5, goes.set).start()
+            with pytest.raises(Unavailable):
+                runtime.stored.delete(chain.id, None)
+        wait_until(lambda: not runtime.cache.store.barred and not any(e.owner for e in runtime.stored.entries()))
+        again = say(runtime, LONG)
+        assert ask(runtime, [user(LONG)], max_tokens=1).report.cached > 0
+        runtime.stored.delete(again.id, None)
+        quiet(runtime)
+        assert not runtime.cache.store.barred
 
 
 def test_a_chain_is_deleted_only_when_all_chains_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,7 +231,18 @@ class CachedChains:
             yield from expiry.delete_read()
             barred.lift(keys)
 
-        deleted, keys, on_disk, shared = self._in_portions(delete())
+        begun = self._scheduler.carry_out(delete())
+
+        def end_later(_: object) -> None:
+            if begun.exception() is None:
+                _, keys, on_disk, _ = begun.result()
+                on_disk.add_done_callback(lambda _: self._scheduler.carry_out(end(keys)))
+
+        try:
+            deleted, keys, on_disk, shared = self._wait(begun)
+        except Unavailable:  # it goes on, though nobody waits for it
+            begun.add_done_callback(end_later)
+            raise
         try:
             deleted = replace(deleted, disk_bytes=self._wait(on_disk))
         finally:
