@@ -53,6 +53,18 @@ def test_a_continued_chat_computes_its_new_message_only(hs: headstart.Headstart)
     assert second.report.computed <= new + 8
 
 
+def test_what_the_progress_of_a_warm_up_raises_ends_it(hs: headstart.Headstart) -> None:
+    """The caller waited for ever."""
+
+    def progress(done: int, of: int) -> None:
+        raise KeyError(done, of)
+
+    with pytest.raises(KeyError):
+        hs.warm([{"role": "system", "content": "A handbook. " * 30}], progress=progress)
+    until(lambda: idle(hs))
+    assert hs.warm([{"role": "system", "content": "A handbook. " * 30}]).prompt > 300
+
+
 def test_stream_has_the_reply_at_its_end(hs: headstart.Headstart) -> None:
     whole = hs.chat(CHAT, max_tokens=12, **ENDLESS)
     stream = hs.chat(CHAT, stream=True, max_tokens=12, **ENDLESS)

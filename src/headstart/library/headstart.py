@@ -363,24 +363,31 @@ class Headstart:
             hs.warm([{"role": "system", "content": handbook}])
 
         Args:
-            progress: called on the engine thread with the number of ready tokens and of all tokens.
+            progress: called on the engine thread with the number of ready tokens and of all tokens. If it raises,
+                the work ends.
 
-        Raises what `chat` raises.
+        Raises what `chat` raises, and what `progress` raises.
         """
         conversation = self._model.canonical(_conversation(messages, tools, template, salt))
         request = Request(self.runtime.shared_prefix_prompt(conversation), GenerationParams(max_tokens=0))
-        events: queue.SimpleQueue[Finished | Failed] = queue.SimpleQueue()
+        events: queue.SimpleQueue[Finished | Exception] = queue.SimpleQueue()
 
         def put(event: Event) -> None:
             if isinstance(event, Progress) and progress is not None:
-                progress(event.done, event.total)
-            elif isinstance(event, Finished | Failed):
+                try:
+                    progress(event.done, event.total)
+                except Exception as error:
+                    events.put(error)
+                    raise
+            elif isinstance(event, Failed):
+                events.put(event.error)
+            elif isinstance(event, Finished):
                 events.put(event)
 
         self.runtime.submit(request, put)
         end = events.get()
-        if isinstance(end, Failed):
-            raise end.error
+        if isinstance(end, Exception):
+            raise end
         return end.report
 
     def close(self) -> None:
