@@ -8,6 +8,7 @@ and are not pinned meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from headstart.interfaces.tokens import BlockId, Bytes
 from headstart.prefix_cache.index import Entry, Index
@@ -17,6 +18,8 @@ from headstart.tiers.shared_tier import SharedTier
 
 HEAD = 64
 """Blocks at the beginning of a chain that are touched: if the store evicted them, all after them would be lost with them."""
+STEP = 128
+"""Most waiting entries that are offered in one step of the engine thread. A store that fails refuses all of them at once."""
 LATER = 1 << 16
 """Most entries that wait for room. Further ones are offered when they are used again, or when the server stops."""
 
@@ -95,8 +98,7 @@ class SharedOffer:
         keys = self._tier.answered()
         for key in keys:
             self.reading.pop(key).pins -= 1
-        while self._later and keys:
-            key = next(iter(self._later))
+        for key in list(islice(self._later, STEP)) if keys or not self.reading else ():
             entry = self._index.get(key)
             data = self._payload(entry)
             if data is not None and not self._tier.takes(len(data)):
