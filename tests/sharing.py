@@ -1,4 +1,4 @@
-"""What system tests of the shared tier share: a store that is never too slow, waiting, and histories over two servers."""
+"""What system tests of the shared tier share: servers on one store that is never too slow, and histories over several."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness import Answer, Messages
+from harness import Answer, Messages, ask, system, user
+from headstart.config import Settings
 from headstart.serving import scheduler, shared_fetch
 from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers.shared import opened
 from headstart.tiers.shared.address import open_store
 from headstart.tiers.shared.pace import StorePace
 from histories import Lab
+
+BLOCK_SIZE = 8
+DELAY = 0.005
+"""Seconds of each call of the fake engine: with less, computing is faster than fetching, which is then not done."""
 
 
 def be_patient(patch: pytest.MonkeyPatch) -> None:
@@ -32,6 +40,32 @@ def stored(rt: Runtime) -> None:
     while any(slot.dirty for slot in rt.scheduler.slots) or rt.cache.store.shared_offer.reading or not rt.scheduler.idle:
         assert time.monotonic() < until
         time.sleep(0.005)
+
+
+def start(store: str, key_file: Path, **options: Any) -> Runtime:
+    given: dict[str, Any] = {"reuse": "exact", "memory_budget": 1 << 20, **options}
+    given |= {"shared": store, "shared_key_file": key_file}
+    engine = given.pop("engine", lambda: FakeEngine(slots=2, ctx=512, block_size=BLOCK_SIZE, delay=DELAY))
+    return Runtime(engine, Settings(**given))
+
+
+def cold(engine: Any) -> Runtime:
+    return Runtime(engine, Settings(reuse="exact", memory_budget=0, settle="off"))
+
+
+def chat(words: str) -> list[dict[str, Any]]:
+    return [system("You answer in the words of the house, and never in others. " * 4), user(words)]
+
+
+def answer(rt: Runtime, words: str) -> Answer:
+    return ask(rt, chat(words), max_tokens=4, keep_logits=True)
+
+
+def same(one: Answer, other: Answer) -> None:
+    assert one.logits is not None
+    assert other.logits is not None
+    assert one.text == other.text
+    assert one.logits.tobytes() == other.logits.tobytes()
 
 
 @dataclass

@@ -5,29 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness import Answer, ask, assistant, check, submit, system, user
-from headstart.config import Settings
 from headstart.errors import ConfigError, Unavailable
-from headstart.interfaces.engine import Span
-from headstart.serving import shared_audit
 from headstart.serving.runtime import SHARED_SHARE, Runtime
 from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers.shared import tier as shared_tier
 from headstart.tiers.shared.keys import FleetKeys
 from live import wait_until
-from sharing import stored
+from sharing import BLOCK_SIZE, DELAY, answer, chat, cold, same, start, stored
 from stores import ValkeyServer
-
-BLOCK_SIZE = 8
-DELAY = 0.005
-"""Seconds of each call of the fake engine: with less, computing is faster than fetching, which is then not done."""
 
 
 @pytest.fixture
@@ -36,32 +27,10 @@ def store(tmp_path: Path, patient: None) -> str:
     return f"file://{tmp_path}/store"
 
 
-def start(store: str, key_file: Path, **options: Any) -> Runtime:
-    given: dict[str, Any] = {"reuse": "exact", "memory_budget": 1 << 20, **options}
-    given |= {"shared": store, "shared_key_file": key_file}
-    engine = given.pop("engine", lambda: FakeEngine(slots=2, ctx=512, block_size=BLOCK_SIZE, delay=DELAY))
-    return Runtime(engine, Settings(**given))
-
-
 def objects(tmp_path: Path) -> list[Path]:
     """The stored entries, without the cards of servers."""
     found = [path for kind in ("kv", "state") for path in (tmp_path / "store").glob(f"hs1/*/{kind}/**/*")]
     return sorted(path for path in found if path.is_file())
-
-
-def chat(words: str) -> list[dict[str, Any]]:
-    return [system("You answer in the words of the house, and never in others. " * 4), user(words)]
-
-
-def answer(rt: Runtime, words: str) -> Answer:
-    return ask(rt, chat(words), max_tokens=4, keep_logits=True)
-
-
-def same(one: Answer, other: Answer) -> None:
-    assert one.logits is not None
-    assert other.logits is not None
-    assert one.text == other.text
-    assert one.logits.tobytes() == other.logits.tobytes()
 
 
 def test_a_prompt_that_another_server_has_computed_is_not_computed(store: str, key_file: Path) -> None:
@@ -99,10 +68,6 @@ def test_conversations_move_and_nobody_computes_twice(store: str, key_file: Path
         for rt in (one, other):
             check(rt)
             assert not [name for name in rt.cache.shared.counters if name.startswith("fault")]
-
-
-def cold(engine: Any) -> Runtime:
-    return Runtime(engine, Settings(reuse="exact", memory_budget=0, settle="off"))
 
 
 def test_only_canonical_entries_leave_the_machine(tmp_path: Path, store: str, key_file: Path) -> None:
@@ -406,41 +371,3 @@ def test_nothing_of_it_is_loaded_without_a_store() -> None:
         "print([name for name in sys.modules if name.startswith(('headstart.tiers.shared.', 'valkey', 'obstore'))])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
-
-
-class Broken(FakeEngine):
-    """A server whose memory changes one byte of each block that it saves at `at`."""
-
-    at = 0
-
-    def export_kv(self, slot: int, spans: Sequence[Span]) -> None:
-        super().export_kv(slot, spans)
-        for span in spans:
-            if span.start == self.at:
-                span.data[-1] ^= 1
-
-
-@pytest.mark.parametrize("sliceable", [True, False], ids=["attention", "hybrid"])
-def test_a_wrong_block_of_another_server_is_found_and_named(
-    store: str, key_file: Path, sliceable: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its tag is right, because the server belongs to the fleet. All that follows it is computed again."""
-    monkeypatch.setattr(shared_audit, "PORTION", 1.0)
-    monkeypatch.setattr(shared_audit, "MOST", 1000)
-    monkeypatch.setattr(Broken, "at", 5 * BLOCK_SIZE)
-    shape: dict[str, Any] = {"slots": 1, "ctx": 512, "block_size": BLOCK_SIZE, "delay": DELAY, "sliceable": sliceable}
-    with start(store, key_file, engine=lambda: Broken(**shape)) as one:
-        answer(one, "Hello, who are you?")
-        stored(one)
-    with start(store, key_file, engine=lambda: FakeEngine(**shape)) as other, cold(lambda: FakeEngine(**shape)) as alone:
-        assert answer(other, "Hello, who are you?").report.tiers["shared"] > 0
-        until = time.monotonic() + 30
-        while other.scheduler.shared_audit.pending or not other.scheduler.idle:
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        counters = other.cache.shared.counters
-        assert counters["fault_differs"] == 1, counters
-        assert counters["audited"] >= 5
-        assert "of server" in caplog.text
-        same(answer(other, "Hello, who are you?"), answer(alone, "Hello, who are you?"))
-        check(other)

@@ -16,7 +16,7 @@ from headstart.explain.history import History
 from headstart.explain.record import Record
 from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import BlockId
-from headstart.prefix_cache.blocks import checkpoint_id, root_id
+from headstart.prefix_cache.blocks import Chain, checkpoint_id, root_id
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.prompt.builder import Prompter
@@ -25,6 +25,7 @@ from headstart.serving.cache import Cache
 from headstart.serving.portions import LongWork, Portions
 from headstart.serving.request import Report
 from headstart.serving.settle import Settling
+from headstart.serving.shared_audit import SharedAudit
 from headstart.serving.slots import Slot
 from headstart.serving.turn import Turn
 
@@ -72,6 +73,7 @@ class Expiry:
         slots: Sequence[Slot],
         prompter: Prompter,
         settle: Settling,
+        audit: SharedAudit,
         history: History,
         empty: Callable[[Slot], None],
         portions: Portions,
@@ -83,6 +85,7 @@ class Expiry:
         self._slots = slots
         self._prompter = prompter
         self._settle = settle
+        self._audit = audit
         self._history = history
         self._empty = empty
         self._portions = portions
@@ -137,6 +140,16 @@ class Expiry:
         """Drops soon those of these entries that only memory has."""
         entries = (self._cache.index.get(key) for key in keys)
         self._bar([entry.id for entry in entries if entry is not None and self._cache.disk.name not in entry.copies])
+
+    def drop_wrong(self, keys: Sequence[BlockId]) -> None:
+        """Drops entries whose content is wrong, here and from the disk, also those that are pinned or still being read."""
+        offload, disk = self._store.offload, self._cache.disk
+        self._store.pins.unpin(keys)
+        disk.unpin(keys).add_done_callback(lambda _: disk.discard(keys))  # the disk spares what is pinned
+        for key in keys:
+            offload.discard(key)
+            offload.gone(key)
+        self._bar(keys)
 
     def step(self) -> None:
         """Begins to remove everything that is due now."""
@@ -221,8 +234,13 @@ class Expiry:
         def given_up(turn: Turn) -> bool:
             return due(turn.prompt.salt, turn.written) or not erased.isdisjoint(turn.record.ids)
 
+        def unchecked(chain: Chain, written: float) -> bool:
+            owner = owner_of(chain.root)
+            return owner in whose or written <= self._terms.due(owner, now) or not erased.isdisjoint(chain.ids)
+
         self._history.forget(over)
         self._settle.forget(given_up)
+        self._audit.forget(unchecked)
         stay = {(record.salt, record.alias) for record in self._history} if erased else None
         for observer in self._observers:
             observer(Erasure(due, stay, hints, chains))

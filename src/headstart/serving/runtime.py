@@ -502,6 +502,9 @@ def _shared(
     """The tier that many servers share. Raises ConfigError if it is set up wrongly. The store itself need not be there."""
     if settings.shared is None or not engine.traits.movable:
         return NoShared()
+    if not engine.traits.canonical:
+        log.warning("nothing is shared: on this machine the model does not compute the same bits each time")
+        return NoShared()
     from headstart.tiers.shared.opened import opened  # with libraries that only this needs
 
     return opened(

@@ -121,13 +121,16 @@ class Scheduler:
         self.settle: settle.Settling = settle.NoSettle()
         if settles:
             self.settle = settle.Settle(engine, cache, self.slots, mode, prompter, self._admission)
-        self.shared_audit = SharedAudit(engine, cache, self.slots, mode, self._admission)
+        self.shared_audit = SharedAudit(
+            *(engine, cache, self.slots, mode, self._admission), lambda keys: self.expiry.drop_wrong(keys)
+        )
         self.shared_fetch = SharedFetch(
             *(engine, cache.store, self._admission, self.shared_audit), stateful=mode.traits.stateful, wake=self.wake
         )
         self._late_fetch = LateFetch(self.shared_fetch, self._admission, clock)
         self.expiry = Expiry(
-            engine, cache, self.slots, prompter, self.settle, self.history, self._admission.empty, self.portions
+            *(engine, cache, self.slots, prompter, self.settle, self.shared_audit, self.history),
+            *(self._admission.empty, self.portions),
         )
         self._arriving = 0
         self._returning = 0
@@ -182,7 +185,7 @@ class Scheduler:
 
         self._calls.put(answer)
         self.wake()
-        if self._closed:  # the loop may end without seeing it; as long as it runs, nothing may change under it
+        if self._closed:  # the loop may have ended without seeing it; as long as it runs, nothing may change under it
             self._ended.add_done_callback(lambda _: self._answer_calls())
         return done
 
@@ -279,12 +282,18 @@ class Scheduler:
             self._take_in()  # turns that callers have returned already
             while not self._running and self._clock() < self._settle_until and self.settle.step():
                 pass
-            self.portions.finish()
+        except Exception:
+            log.exception("the last turns could not be settled")
+        self._answer_calls()  # whoever called before `close` has left it to this loop to answer
+        self.portions.finish()
+        try:
             self.cache.kv_save.flush(self.slots)
         except Exception:
             log.exception("the KV of the slots could not be saved")
         if self._preloading is not None:
             self._preloading.end()
+        while not self._preloads.empty():
+            self._preloads.get().over.set()
         self._abandon(Unavailable("The server is stopping."))
         self.shared_fetch.close()
 
@@ -368,7 +377,8 @@ class Scheduler:
 
     def _preload(self) -> None:
         while self._preloading is not None or not self._preloads.empty():
-            self._preloading = self._preloading or SharedPreload(self._preloads.get(), self.shared_fetch)
+            if self._preloading is None:
+                self._preloading = SharedPreload(self._preloads.get(), self.shared_fetch, lambda: self.expiry.wipes)
             if self._preloading.step():
                 return
             self._preloading = None
@@ -502,13 +512,14 @@ class Scheduler:
         assert job.slot is not None
         assert job.sampler is not None
         number, top = job.slot.number, job.request.params.sampling.logprobs
-        logits = self.engine.logits(number) if top is not None else None
         try:
+            logits = self.engine.logits(number) if top is not None else None
             token = self.engine.sample(number, job.sampler)
+            scored = (token_logprob(logits, token, top or 0, self.engine),) if logits is not None else ()
         except Exception as error:
             self._fail(job, error, computed=True)
             return None
-        return token, (token_logprob(logits, token, top or 0, self.engine),) if logits is not None else ()
+        return token, scored
 
     def _accept(self, job: Job, token: int, scored: tuple[TokenLogprob, ...]) -> None:
         """Appends a drawn token to the reply, and ends the reply if it is the last one."""
@@ -547,9 +558,12 @@ class Scheduler:
             size = 1
         tokens = job.chain.tokens[start : start + size]
         last = start + size == length
+        scored = job.request.prompt_logprobs if not last else None
         begun = self._clock()
         try:
-            self.engine.prefill(slot.number, tokens, logits=last or job.request.prompt_logprobs is not None)
+            self.engine.prefill(slot.number, tokens, logits=last or scored is not None)
+            kept = scored is not None or (last and job.request.keep_logits)
+            logits = self.engine.logits(slot.number) if kept else None
         except Exception as error:
             self._fail(job, error)
             return
@@ -563,9 +577,8 @@ class Scheduler:
         slot.extend(tokens, canonical=self._is_canonical(slot, start, size, length))
         if len(slot) in job.points:
             self.cache.checkpoints.take(slot, job.request.prompt.landmarks, protected=len(slot) in job.protected)
-        if job.request.prompt_logprobs is not None and not last:
-            scores, following = self.engine.logits(slot.number), int(job.chain.tokens[start + 1])
-            job.prompt_logprobs.append(token_logprob(scores, following, job.request.prompt_logprobs, self.engine))
+        if scored is not None and logits is not None:
+            job.prompt_logprobs.append(token_logprob(logits, int(job.chain.tokens[start + 1]), scored, self.engine))
         if not last:
             job.progress()
             return
@@ -574,7 +587,6 @@ class Scheduler:
             self.cache.kv_save.save(slot, needed=True)
         landmarks = job.request.prompt.landmarks
         self.cache.checkpoints.thin(slot, (*landmarks, *self._admission.shared(slot)))
-        logits = self.engine.logits(slot.number) if job.request.keep_logits else None
         report = job.report(self._mode_name, self._clock())
         job.start(report, logits)
         self._listener.replying(job, report)
@@ -608,20 +620,30 @@ class Scheduler:
 
     def _finish(self, job: Job, reason: StopReason) -> None:
         report = job.report(self._mode_name, self._clock())
-        assert job.slot is not None
-        if job.reply.stopped_by is not None:
-            self._cut(job, job.slot)
-        job.finish(reason, report, self._turn_of(job, job.slot))
+        slot = job.slot
+        assert slot is not None
+        whole = job.reply.stopped_by is None or self._cut(job, slot)
+        job.finish(reason, report, self._turn_of(job, slot))
         self._listener.ended(job, reason, report)
         self._release(job)
         self._notify(Outcome(report, reason))
+        if not whole:
+            self._admission.empty(slot)
 
-    def _cut(self, job: Job, slot: Slot) -> None:
-        """Truncates the slot after the last token that the caller has seen, because the next turn continues there."""
+    def _cut(self, job: Job, slot: Slot) -> bool:
+        """Truncates the slot after the last token that the caller has seen, because the next turn continues there.
+
+        False if that fails: the reply is complete, but what the slot holds is undefined.
+        """
         seen = len(job.chain) + len(job.reply.delivered())
         if self._mode.traits.sliceable and len(slot) > seen:
-            self.engine.truncate(slot.number, seen)
+            try:
+                self.engine.truncate(slot.number, seen)
+            except EngineError as error:
+                log.warning("slot %d is emptied: %s", slot.number, error)
+                return False
             slot.truncate(seen)
+        return True
 
     def _turn_of(self, job: Job, slot: Slot) -> Turn | None:
         """The turn for `Runtime.remember`; None if it must leave no record."""

@@ -2,7 +2,8 @@
 
 The tag of an object says that a server of the fleet has stored it. It does not say that this server computed the right thing:
 its memory may be broken, or its build may differ in a way that no fingerprint shows. So one of a thousand fetched blocks is
-checked. If one differs, it is deleted here and in the store, with all that was computed after it, and its writer is named.
+checked. If one differs, it is deleted here and in the store, with all that was computed after it, also if it is pinned, and its
+writer is named.
 
 Like settling, it works in steps, of one call of the engine each. Used from the engine thread only.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,12 +46,14 @@ class Audit:
 
     Attributes:
         chain: its chain, up to the token after it.
+        written: when the oldest text of the chain was first stored, in seconds since 1970.
         digest: of its payload as it was fetched.
         writer: the server that stored it.
     """
 
     chain: Chain
     label: Label
+    written: float
     digest: bytes
     writer: str
 
@@ -59,6 +62,7 @@ class SharedAudit:
     """Checks fetched blocks while the engine is idle.
 
     Args:
+        drop: removes entries from memory and disk whose content is wrong.
         chance: random numbers from 0 to 1.
     """
 
@@ -69,6 +73,7 @@ class SharedAudit:
         slots: list[Slot],
         mode: Mode,
         admission: Admission,
+        drop: Callable[[Sequence[BlockId]], None],
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._engine = engine
@@ -77,7 +82,9 @@ class SharedAudit:
         self._mode = Mode(True, mode.traits)  # only canonical KV may be before a block that is compared
         self._lossless = not mode.exact
         self._admission = admission
+        self._drop = drop
         self._chance = chance
+        self._used: Slot | None = None  # by the present block
         self._tasks: deque[Audit] = deque(maxlen=MOST)
 
     @property
@@ -90,11 +97,18 @@ class SharedAudit:
         label = arrival.label
         if label.kind == KV and self._chance() < PORTION:
             part = Chain(chain.root, chain.block_size, chain.tokens[: label.start + chain.block_size + 1])
-            self._tasks.append(Audit(part, label, _digest(arrival.payload), arrival.writer))
+            before = (self._cache.index.get(key) for key in part.ids)
+            written = min([label.written, *(entry.written for entry in before if entry is not None)])
+            self._tasks.append(Audit(part, label, written, _digest(arrival.payload), arrival.writer))
+
+    def forget(self, gone: Callable[[Chain, float], bool]) -> None:
+        """Gives up the blocks for whose chain, and the time of its oldest text, `gone` is true."""
+        self._tasks = deque((task for task in self._tasks if not gone(task.chain, task.written)), MOST)
 
     def step(self) -> bool:
         """Does one step. False if there was nothing to compute."""
         while self._tasks:
+            self._used = None
             try:
                 if self._advance(self._tasks[0]):
                     return True
@@ -102,6 +116,8 @@ class SharedAudit:
                 if not isinstance(error, HeadstartError):
                     log.exception("checking a fetched block failed")
                 log.info("a fetched block is not checked: %s", for_log(error))
+                if self._used is not None:  # what it holds is undefined
+                    self._admission.empty(self._used)
             self._tasks.popleft()
         return False
 
@@ -112,7 +128,7 @@ class SharedAudit:
         choice = self._admission.choose(before, self._mode)
         if choice.entries and not self._cache.kv_restore.prefetch(choice, CALL):
             return True
-        slot = self._slots[choice.slot]
+        slot = self._used = self._slots[choice.slot]
         if not self._prepared(slot, task, before, choice):
             return False
         while len(slot) < start + block:
@@ -120,7 +136,7 @@ class SharedAudit:
             size = next_call(len(slot), len(task.chain), slot.canonical, limit, self._mode.traits)
             tokens = task.chain.tokens[len(slot) : len(slot) + size]
             self._engine.prefill(slot.number, tokens, logits=False)
-            slot.now = task.label.written
+            slot.now = task.written
             slot.extend(tokens, canonical=True)
             if len(slot) < start:
                 return True
@@ -150,12 +166,7 @@ class SharedAudit:
                 self._admission.empty(slot)
         for key in going:  # grows: all that was computed after it is wrong too
             going.extend(entry.id for entry in self._cache.index.children(key))
-        for key in reversed(going):
-            self._drop(checkpoint_id(key))
-            self._drop(key)
-
-    def _drop(self, key: BlockId) -> None:
-        self._cache.store.memory_budget.discard(key)
+        self._drop([one for key in reversed(going) for one in (checkpoint_id(key), key)])
 
 
 def _digest(payload: Bytes) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from headstart.interfaces.tier import KV
@@ -40,10 +40,15 @@ class Preload:
 
 
 class SharedPreload:
-    """Does one preload."""
+    """Does one preload. A deletion by a user ends it: what was deleted may be among the prefixes.
 
-    def __init__(self, preload: Preload, shared_fetch: SharedFetch) -> None:
+    Args:
+        wipes: how many times a user has deleted something.
+    """
+
+    def __init__(self, preload: Preload, shared_fetch: SharedFetch, wipes: Callable[[], int]) -> None:
         self._preload = preload
+        self._wipes, self._before = wipes, wipes()
         self._shared_fetch = shared_fetch
         self._chain: Chain | None = None
         self._fetch: Fetch | None = None
@@ -53,7 +58,7 @@ class SharedPreload:
     def step(self) -> bool:
         """Takes in what has arrived. False if the preload is over. It never raises."""
         try:
-            while not self._preload.stopped:
+            while not self._preload.stopped and self._wipes() == self._before:
                 if self._chain is not None and self._fetch is not None:
                     if not self._take(self._chain, self._fetch):
                         break
