@@ -221,6 +221,39 @@ def test_auto_constrains_only_what_is_strict(tokens: LLTokenizer) -> None:
     assert not takes(tokens, grammar_for(BARE, tools(strict=True), parallel=False), f"{CALL}\n{CALL}")
 
 
+def test_at_most_one_call_though_none_is_demanded(tokens: LLTokenizer) -> None:
+    """`parallel_tool_calls: false` said nothing unless a call was demanded. Arguments stay free, as without it."""
+    grammar = grammar_for(BARE, tools(), parallel=False)
+    for text in ("", "Hello.", "a <tool", CALL, WRONG, f"Let me see.\n\n{CALL}"):
+        assert takes(tokens, grammar, text), text
+    for text in (f"{CALL}\n{CALL}", f"{CALL} and so on", CALL.replace("weather", "other")):
+        assert not takes(tokens, grammar, text), text
+
+
+def test_only_the_allowed_tools_are_called(tokens: LLTokenizer) -> None:
+    grammar = grammar_for(BARE, tools()[:1], others=True)
+    for text in ("Hello.", CALL, WRONG, f"{CALL}\n{CALL}"):
+        assert takes(tokens, grammar, text), text
+    for text in (CALL.replace("weather", "weather_now"), f"{CALL}\n{CALL.replace('weather', 'weather_now')}"):
+        assert not takes(tokens, grammar, text), text
+    nothing = grammar_for(BARE, (), others=True)
+    assert takes(tokens, nothing, "Hello.")
+    assert not takes(tokens, nothing, CALL)
+
+
+@pytest.mark.parametrize("name", [*FORCED, *WRITTEN])
+def test_every_family_can_be_kept_to_some_tools(tokens: LLTokenizer, name: str) -> None:
+    if name in FORCED:
+        before, middle, after = FORCED[name]
+        call = f'{before}weather{middle}{{"city": "Paris"}}{after}'
+    else:
+        call = WRITTEN[name][0][0]
+    grammar = grammar_for(BY_NAME[name], tools()[:1], others=True)
+    assert takes(tokens, grammar, call)
+    assert takes(tokens, grammar, "<|channel|>final<|message|>Hello." if name == "harmony" else "Hello.")
+    assert not takes(tokens, grammar, call.replace("weather", "weather_now"))
+
+
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from headstart.chat.normalize import normalise_reply
@@ -118,30 +119,53 @@ class ChatModel(PromptModel):
     def _grammar(self, reader: ReplyReader) -> Grammar | None:
         conversation = reader.conversation
         choice = conversation.choice
-        tools = callable_tools(conversation) if reader.tools else ()
-        named = {"type": "function", "function": {"name": choice.name}}
+        tools = callable_tools(conversation)
+        others = len(tools) < len(conversation.tools)
+        mode: Any = choice.mode if choice.name is None else {"type": "function", "function": {"name": choice.name}}
         controls = self.runtime.prompter.controls
 
-        def build(tools: Sequence[Tool], choice: Any, parallel: bool, text: Format | None) -> Grammar | None:
-            return grammar_for(reader.family, tools, choice, parallel, response_format(text), reader.thinking, controls)
+        def build(tools: Sequence[Tool], choice: Any, parallel: bool, text: Format | None, others: bool) -> Grammar | None:
+            form = response_format(text)
+            return grammar_for(reader.family, tools, choice, parallel, form, reader.thinking, controls, others)
+
+        def check(tools: Sequence[Tool]) -> Grammar | None:
+            grammar = build(tools, mode, choice.parallel, wanted, others)
+            return None if grammar is None else self.runtime.check_grammar(grammar, salt=conversation.salt, param=param)
+
+        def alone(tool: Tool) -> Grammar | None:
+            return build([tool], "required", False, None, False)
 
         wanted = conversation.format
-        grammar = build(tools, choice.mode if choice.name is None else named, choice.parallel, wanted)
-        if grammar is None:
-            return None
         param = wanted.param if wanted is not None else "tools"
         try:
-            return self.runtime.check_grammar(grammar, salt=conversation.salt, param=param)
+            return check(tools)
         except InvalidRequest as error:
             if _SCHEMA not in error.message:
                 raise
-            # The caller does not see the combined grammar, so a position in it would not help. Checking each schema alone
-            # shows which one is wrong.
-            for tool in tools:
-                what = f"Invalid 'tools': the schema of '{tool['function']['name'][:100]}'"
-                self._blame(build([tool], "required", False, None), what, "tools")
-            self._blame(build((), "none", False, wanted), f"Invalid '{param}': its schema", param)
-            raise
+        # The caller does not see the combined grammar, so a position in it would not help. Checking each schema alone shows
+        # which one is wrong.
+        tools = tuple(self._followed(tool, alone) for tool in tools)
+        self._blame(build((), "none", False, wanted, False), f"Invalid '{param}': its schema", param)
+        return check(tools)
+
+    def _followed(self, tool: Tool, alone: Callable[[Tool], Grammar | None]) -> Tool:
+        """A tool with as much of its schema as can be followed. Raises InvalidRequest if it is strict, and not all can be.
+
+        Args:
+            alone: the grammar of a call of a tool.
+        """
+        function = tool["function"]
+        what = f"Invalid 'tools': the schema of '{function['name'][:100]}'"
+        if function.get("strict"):
+            self._blame(alone(tool), what, "tools")
+            return tool
+        for schema in (function.get("parameters"), without_patterns(function.get("parameters"))):
+            weaker: Tool = {**tool, "function": {**function, "parameters": schema}}
+            with suppress(InvalidRequest):
+                self._blame(alone(weaker), what, "tools")
+                return weaker
+        log.info("a tool's schema cannot be followed, so its arguments are free")
+        return {**tool, "function": {"name": function["name"]}}
 
     def _blame(self, grammar: Grammar | None, what: str, param: str) -> None:
         try:
@@ -159,6 +183,13 @@ def response_format(wanted: Format | None) -> Mapping[str, Any] | None:
     if wanted.kind == "json_schema":
         return {"type": "json_schema", "json_schema": {"schema": json.loads(wanted.text), "strict": wanted.strict}}
     return {"type": wanted.kind, wanted.kind: wanted.text}
+
+
+def without_patterns(schema: Any) -> Any:
+    """A JSON schema without its regular expressions: clients write some, with look-ahead, that llguidance cannot read."""
+    if isinstance(schema, Mapping):
+        return {key: without_patterns(value) for key, value in schema.items() if key != "pattern" or not isinstance(value, str)}
+    return [without_patterns(one) for one in schema] if isinstance(schema, list | tuple) else schema
 
 
 def callable_tools(conversation: Conversation) -> tuple[Tool, ...]:

@@ -9,6 +9,9 @@ Grammars are Lark's as llguidance reads them. What is guaranteed, once a call be
 
 Parameters that a schema does not name are not written, unless it says so. A schema without `strict` is followed as far as
 llguidance knows its keywords; with it, an unknown keyword is an error when the grammar is compiled.
+
+Where no call is demanded and no tool is strict, arguments are free. A grammar then only keeps the reply from calls that it may
+not have: of other functions, or a second one.
 """
 
 from __future__ import annotations
@@ -50,16 +53,18 @@ def grammar_for(
     response_format: Mapping[str, Any] | None = None,
     thinking: bool = False,
     controls: Mapping[str, int] | None = None,
+    others: bool = False,
 ) -> Grammar | None:
     """The grammar of a reply; None if it may be anything.
 
     Args:
-        tools: those of the request, in OpenAI's form. `auto` constrains only if one of them is `strict`.
+        tools: those that the reply may call, in OpenAI's form.
         parallel: whether there may be more than one call.
         response_format: OpenAI's, of what is not a call; also `{"type": "regex", "regex": …}` and
             `{"type": "grammar", "grammar": …}` (Lark, or GBNF as llama.cpp has it).
         thinking: whether the prompt has opened the reasoning. If not, a family that reasons may open it itself.
         controls: ids of the model's control tokens by their texts: other markers are plain text.
+        others: whether the prompt names other tools too, which the reply must not call.
 
     Raises:
         InvalidRequest: a call is demanded of a tool that is not there; or the grammar cannot be read.
@@ -74,13 +79,16 @@ def grammar_for(
     elif forced and not functions:
         raise InvalidRequest("tool_choice demands a call, but there are no tools.", param="tool_choice")
     strict = any(function.get("strict") for function in functions)
-    if response_format is None and not (forced or strict):
+    limited = family.calls is not None and choice == "auto" and (others or (bool(functions) and not parallel))
+    if response_format is None and not (forced or strict or limited):
         return None  # before anything is made of hundreds of control tokens
     rules = _Rules(controls or {})
     content = _content(rules, response_format)
-    if family.calls is None or choice == "none" or not (forced or strict or content):
+    if family.calls is None or choice == "none" or not (forced or strict or content or limited):
         functions = []
-    if not functions and content is None:
+    elif not (forced or strict or content):
+        functions = [{"name": function["name"]} for function in functions]
+    if not functions and content is None and not limited:
         return None
     several = parallel and not isinstance(choice, Mapping)
     if family.calls is not None and family.calls.syntax == "channels":

@@ -295,6 +295,28 @@ def test_a_schema_that_cannot_be_kept_is_named(server: Server) -> None:
     assert ask(server, tools=[strict, CAT], max_tokens=1).choices
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "format": "email", "pattern": r"^(?!\.)[a-z.]+@[a-z]+$"},
+        {"$ref": "#/components/x"},
+        {"type": "any"},
+        {"enum": []},
+        {"properties": {"pattern": {"type": "string", "pattern": "(?=a)a"}}, "type": "object"},
+    ],
+    ids=["look-ahead", "reference", "type", "enum", "a-property-of-that-name"],
+)
+def test_a_tool_that_is_not_strict_is_followed_as_far_as_it_can_be(server: Server, schema: dict[str, Any]) -> None:
+    """Such a tool was accepted, until a call was demanded or another tool was strict: then it was an error."""
+    parameters = {"type": "object", "properties": {"to": schema}, "required": ["to"]}
+    mail = {"type": "function", "function": {"name": "mail", "parameters": parameters}}
+    strict = {**LS, "function": {**LS["function"], "strict": True}}  # type: ignore[dict-item]
+    for options in ({"tools": [mail, strict]}, {"tools": [mail], "tool_choice": "required"}):
+        assert ask(server, **options, max_tokens=1).choices
+    with pytest.raises(openai.BadRequestError, match="the schema of 'mail' cannot be followed"):
+        ask(server, tools=[{**mail, "function": {**mail["function"], "strict": True}}])  # type: ignore[dict-item]
+
+
 def test_a_reply_that_is_begun_is_continued(server: Server) -> None:
     begun = [*ASK, {"role": "assistant", "content": "In /etc there"}]
     say(server, " is much.", "Yes.")
