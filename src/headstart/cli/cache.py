@@ -229,7 +229,7 @@ def remove(
     from headstart.prefix_cache.blocks import checkpoint_id
 
     if (identity is not None) + everything + (older_than is not None) != 1:
-        raise ConfigError("Give an id, or --all, or --older-than.")
+        raise ConfigError("Give one of these: an id (`headstart cache ls` shows them), --all, --older-than.")
     before = -math.inf if identity is not None else time.time() - (older_than or 0.0)
     with opened(folder) as disk:
         disk.reconcile(evict=False)  # so that objects outside the catalogue are known, and deleted too

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import unquote, urlsplit
 
 import typer
 from typer.core import TyperGroup
@@ -36,8 +37,9 @@ class FleetGroup(TyperGroup):
 app = typer.Typer(
     name="fleet",
     cls=FleetGroup,
-    help="Serves a model with several replicas, on one machine or many (docs/run-a-fleet.md). Makes the keys of a fleet, and "
-    "shows and deletes what its servers share (docs/shared.md).",
+    help="Serves a model with several replicas, on one machine or many (docs/run-a-fleet.md). `headstart fleet MODEL` is short "
+    "for `headstart fleet serve MODEL`. Other commands make a fleet's keys, and show and delete what its servers share "
+    "(docs/shared.md).",
     no_args_is_help=True,
 )
 app.command(SERVE, epilog=cli_fleet_serve.EPILOG)(cli_fleet_serve.serve)
@@ -112,6 +114,9 @@ def _opened(url: str) -> Iterator[SharedStore]:
     from headstart.tiers.shared.store import StoreError
 
     store = open_store(url, TIMEOUT)
+    address = urlsplit(url)
+    if address.scheme == "file" and not Path(unquote(address.path)).is_dir():
+        raise ConfigError(f"There is no folder {unquote(address.path)}; give the one that `--shared` names.")
     try:
         yield store
     except StoreError as error:

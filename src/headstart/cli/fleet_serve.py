@@ -55,7 +55,8 @@ Direct = Annotated[
     ),
 ]
 Fronts = Annotated[
-    int, typer.Option(min=1, envvar="HEADSTART_FRONTS", rich_help_panel=FLEET, help="Processes that choose replicas.")
+    int,
+    typer.Option(min=1, envvar="HEADSTART_FRONTS", metavar="N", rich_help_panel=FLEET, help="Processes that choose replicas."),
 ]
 ReplicaCpus = Annotated[
     float | None,

@@ -36,8 +36,8 @@ Url = Annotated[
     ),
 ]
 ServerHost = Annotated[str | None, again(Host, WHERE, "The same as for `serve`; 0.0.0.0 means this machine.")]
-ServerPort = Annotated[int | None, again(PortOption, WHERE, "The same.")]
-ServerSocket = Annotated[Path | None, again(UnixSocketOption, WHERE, "The same, instead of --host and --port.")]
+ServerPort = Annotated[int | None, again(PortOption, WHERE, "Port of the server.")]
+ServerSocket = Annotated[Path | None, again(UnixSocketOption, WHERE, "Socket of the server, instead of --host and --port.")]
 ServerCert = Annotated[
     Path | None,
     again(
