@@ -84,4 +84,4 @@ def test_a_store_that_is_not_there_is_an_error_in_one_line(fleet: Run, tmp_path:
 def test_a_folder_that_is_not_there_is_no_empty_store(fleet: Run, tmp_path: Path) -> None:
     """A typo looked like a deletion: "deleted 0 objects"."""
     for arguments in (("ls", f"{tmp_path.as_uri()}/typo"), ("rm", f"{tmp_path.as_uri()}/typo", "all")):
-        assert f"There is no folder {tmp_path}/typo; give the one" in fleet(*arguments, code=2)
+        assert f"{tmp_path.as_uri()}/typo is not a folder; create it, or mount it" in fleet(*arguments, code=2)

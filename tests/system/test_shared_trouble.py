@@ -478,7 +478,7 @@ def test_a_request_is_told_why_it_computed_what_the_store_has(
     with start(valkey.url, key_file) as other, monkeypatch.context() as patch:
         ask(other, [user("Something else entirely, and long enough to measure how fast this server computes.")])
         patch.setattr(shared_fetch, "STALL", 30.0)
-        patch.setattr(StorePace, "seconds", lambda *_: 1e9)
+        patch.setattr(StorePace, "pays", lambda *_: False)
         found = ask(other, long_chat()).report.explanation
         assert found is not None
         assert (found.cause, found.recomputed) == (Cause.SLOWER, found.recomputed)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import unquote, urlsplit
 
 import typer
 from typer.core import TyperGroup
@@ -114,9 +113,6 @@ def _opened(url: str) -> Iterator[SharedStore]:
     from headstart.tiers.shared.store import StoreError
 
     store = open_store(url, TIMEOUT)
-    address = urlsplit(url)
-    if address.scheme == "file" and not Path(unquote(address.path)).is_dir():
-        raise ConfigError(f"There is no folder {unquote(address.path)}; give the one that `--shared` names.")
     try:
         yield store
     except StoreError as error:

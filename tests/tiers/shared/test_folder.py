@@ -53,6 +53,28 @@ def test_a_missing_folder_is_not_created(tmp_path: Path) -> None:
     assert store.put(name(1), BLOB)
 
 
+def test_what_is_not_mounted_is_not_deleted(store: FolderStore, tmp_path: Path) -> None:
+    """A deletion was answered, and the text was there again with the mount."""
+    store.put(name(1), BLOB)
+    (away := tmp_path.with_name("away")).mkdir()
+    tmp_path.rename(away / "store")
+    for call in (lambda: store.delete([name(1)]), lambda: store.objects()):
+        with pytest.raises(StoreError, match="mount it"):
+            call()
+    (away / "store").rename(tmp_path)
+    assert [one.name for one in store.objects()] == [name(1)]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_listing_leaves_out_nothing_that_it_may_not_read(store: FolderStore, tmp_path: Path) -> None:
+    store.put(name(1), BLOB)
+    (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    path.parent.chmod(0)
+    with pytest.raises(StoreError, match="auth"):
+        store.objects()
+    path.parent.chmod(0o700)
+
+
 def test_a_file_in_place_of_a_folder_is_an_error(store: FolderStore, tmp_path: Path) -> None:
     (tmp_path / "hs1").write_text("in the way")
     with pytest.raises(StoreError) as caught:

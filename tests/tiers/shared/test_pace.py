@@ -28,3 +28,17 @@ def test_small_answers_say_nothing_about_the_bandwidth() -> None:
     before = pace.bandwidth
     pace.got(1.0, 1000)
     assert pace.bandwidth == before
+
+
+def test_a_store_that_is_fast_is_found() -> None:
+    """Before the first fetch a bandwidth was assumed: where it was too low, nothing was ever fetched, nor measured."""
+    pace = StorePace()
+    assert pace.pays(1 << 40, 0.001)
+    pace.got(1.0, 500_000_000)
+    assert 0.49e9 < pace.bandwidth < 0.51e9, "what was measured, and nothing of what was assumed"
+    for _ in range(20):
+        pace.got(1.0, 1_000_000)
+    tries = 0
+    while not pace.pays(100_000_000, 1.0):
+        tries += 1
+    assert 20 < tries < 120, "the store was slow; sometimes one has to look whether it still is"

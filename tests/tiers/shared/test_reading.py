@@ -148,15 +148,18 @@ def test_what_others_receive_is_progress(store: FolderStore) -> None:
     tier.close(5)
 
 
-def test_no_request_waits_for_a_thread_longer_than_it_would_compute(store: FolderStore) -> None:
+@pytest.mark.parametrize("begun", [False, True], ids=["for-a-thread", "for-a-slow-store"])
+def test_no_request_waits_longer_than_it_would_compute(store: FolderStore, begun: bool) -> None:
     tier = tier_of(store, KEYS)
     waits = Reading(request(prompt(2), SIZE, prefill=0.001), tier._link, lambda: None)
     waits._made -= 1
     before = waits.progress
     store.received += 1
+    waits._begun = begun
     assert waits.progress == before
-    waits._begun = True
-    assert waits.progress > before
+    waits.stop(stalled=True)
+    assert waits.unfetched == ("slow" if begun else "failed")
+    assert tier._link.breaker.closed
     tier.close(5)
 
 

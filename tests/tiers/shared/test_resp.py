@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import threading
 import time
@@ -136,3 +137,16 @@ def test_a_trickle_is_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     cuts = list(range(1000, 100_000, 1000))
     with Connected(packed(blob(100_000)), cuts, timeout=0.01) as parser, pytest.raises(exceptions.TimeoutError, match="slowly"):
         parser.read_response()
+
+
+def test_a_process_with_many_open_files_can_read() -> None:
+    """`select` takes no socket with a number above 1,023."""
+    one, other = socket.socketpair()
+    number = fcntl.fcntl(one.fileno(), fcntl.F_DUPFD, 1100)
+    with one, other, socket.socket(fileno=number) as ours:
+        parser = PlacingParser()
+        parser.on_connect(SimpleNamespace(_sock=ours, socket_timeout=10.0))
+        assert not parser.can_read(0)
+        other.sendall(b":1\r\n")
+        assert parser.can_read(10)
+        assert parser.read_response() == 1

@@ -7,6 +7,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from valkey.connection import SSLConnection
 
 from headstart.tiers.shared.names import ObjectNames
 from headstart.tiers.shared.resp import STEP, SteppedPacker
@@ -242,6 +244,24 @@ def test_tls_checks_the_certificate(start: Start, tmp_path: Path, monkeypatch: p
         assert reason(other_name) == "auth"
         for store in (untrusted, trusted, other_name):
             store.close()
+
+
+def test_tickets_of_tls_are_no_stale_answer(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a password nothing had read them, so a fresh connection was taken for a broken one."""
+    server = start()
+    cert, key = certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    connect = SSLConnection.on_connect
+
+    def slowly(connection: SSLConnection) -> None:
+        connect(connection)
+        time.sleep(0.02)  # the tickets arrive
+
+    monkeypatch.setattr(SSLConnection, "on_connect", slowly)
+    with tls_before(server.port, cert, key) as port:
+        for _ in range(5):
+            with closing(ValkeyStore(HOST, port, tls=True, timeout=5.0)) as store:
+                assert store.have([name(1)]) == [False]
 
 
 def test_a_plain_connection_over_a_network_is_warned_of(start: Start) -> None:

@@ -62,7 +62,7 @@ class Speedometer:
         first, probe = fetching(0), fetching(_PROBE)
         if first is None or probe is None:
             return Speed(self._fit.curve, self._memory, self._disk)
-        return Speed(self._fit.curve, self._memory, self._disk, (probe - first) / _PROBE * token_bytes, first)
+        return Speed(self._fit.curve, self._memory, self._disk, max(0.0, probe - first) / _PROBE * token_bytes, first)
 
     def _loaded(self, memory: int, disk: int, seconds: float) -> None:
         if disk:

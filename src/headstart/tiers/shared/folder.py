@@ -111,6 +111,11 @@ class FolderStore(SharedStore):
             reason = _REASONS.get(error.errno or 0, "other")
             raise StoreError(reason, f"{os.strerror(error.errno or 0)} in {self.url}") from None
 
+    def _check(self) -> None:
+        """Raises StoreError if the folder is not there, as when nothing is mounted: what it holds is not deleted, only away."""
+        if not self._folder.is_dir():
+            raise StoreError("refused", f"{self.url} is not a folder; create it, or mount it")
+
     def _path(self, name: str) -> Path:
         parts = parse(name)
         if parts is None:
@@ -150,9 +155,10 @@ class FolderStore(SharedStore):
         return iter(found)
 
     def _walk(self, prefix: str) -> Iterator[Stored]:
+        self._check()
         now = self._clock()
         top = self._folder.joinpath(*prefix.split("/")[:-1])  # a prefix ends within a folder's name, or with "/"
-        for folder, _, inner in os.walk(top):
+        for folder, _, inner in os.walk(top, onerror=_unreadable):
             parent = Path(folder).relative_to(self._folder).parent.as_posix()
             for file in inner:
                 name, path = f"{parent}/{file}", os.path.join(folder, file)
@@ -182,8 +188,7 @@ class FolderStore(SharedStore):
         def work() -> bool:
             if place is _link and path.exists():
                 return False
-            if not self._folder.is_dir():
-                raise StoreError("refused", f"{self.url} is not a folder; create it, or mount it")
+            self._check()
             files.make(path.parent)
             try:
                 files.write(temporary, [data], self._clock() - age)
@@ -218,6 +223,7 @@ class FolderStore(SharedStore):
         paths = [self._path(name) for name in names]
 
         def work() -> None:
+            self._check()
             for path in paths:
                 path.unlink(missing_ok=True)
 
@@ -225,6 +231,12 @@ class FolderStore(SharedStore):
 
     def close(self) -> None:
         self._closed = True
+
+
+def _unreadable(error: OSError) -> None:
+    """A listing must not leave out what it cannot read, or a deletion would."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _link(temporary: Path, path: Path) -> None:

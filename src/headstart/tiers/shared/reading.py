@@ -133,14 +133,20 @@ class Reading:
     @property
     def progress(self) -> float:
         """Anything that arrives from the store counts, because this one may wait for a thread, and objects are large.
-        So does each object that is checked: on a busy machine that takes long. But nobody waits for a thread longer than
-        computing would take.
+        So does each object that is checked: on a busy machine that takes long. But nobody waits for a thread, or for a store
+        that is steady and slow, longer than computing would take.
         """
-        received, wanted = (self._link.store.received, self._checked), self._wanted
-        late = self._made + len(wanted.blocks) * wanted.chain.block_size * wanted.prefill
-        if (received != self._seen or self._full) and (self._begun or not wanted.prefill or self._link.clock() < late):
+        received = self._link.store.received, self._checked
+        if self._full or (received != self._seen and not self._late):
             self._seen, self._moved = received, self._link.clock()
         return self._moved
+
+    @property
+    def _late(self) -> bool:
+        """Whether computing would be done by now."""
+        wanted = self._wanted
+        seconds = len(wanted.blocks) * wanted.chain.block_size * wanted.prefill
+        return wanted.prefill > 0 and self._link.clock() >= self._made + seconds
 
     def take(self) -> list[Arrival]:
         with self._changed:
@@ -152,9 +158,13 @@ class Reading:
         with self._changed:
             self._stopped = True
             self._changed.notify()
-        if stalled and not self._over:
-            self.unfetched = "failed"
-        if stalled and self._begun and not self._over:
+        if not stalled or self._over:
+            return
+        if self._begun and self._late and self._link.store.received != self._seen[0]:
+            self._skip_slow()
+            return
+        self.unfetched = "failed"
+        if self._begun:
             self._link.failed("stalled", "no answer in time")
 
     # ── on its thread ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -259,8 +269,8 @@ class Reading:
     def _pays(self, rest: Sequence[Label], tokens: int) -> bool:
         """Whether fetching `rest`, which saves `tokens` tokens, takes less time than computing them."""
         wanted = self._wanted
-        seconds = self._link.pace.seconds(sum(map(self._size, rest))) + tokens * wanted.restore
-        return not wanted.prefill or seconds < tokens * wanted.prefill
+        limit = tokens * (wanted.prefill - wanted.restore)
+        return not wanted.prefill or self._link.pace.pays(sum(map(self._size, rest)), limit)
 
     def _size(self, label: Label) -> int:
         return self._wanted.state_bytes if label.kind == STATE else self._wanted.kv_bytes

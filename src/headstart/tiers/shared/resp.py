@@ -7,6 +7,7 @@ where the caller wants its payload. docs/decisions/2026-11-24-own-resp-parser.md
 from __future__ import annotations
 
 import select
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -57,7 +58,21 @@ class PlacingParser:
         """Whether there is something to read, or the connection was closed."""
         if self._start < self._end or getattr(self._socket, "pending", int)():
             return True
-        return bool(select.select([self._socket], [], [], timeout)[0])
+        poll = select.poll()  # `select` refuses sockets with numbers above 1,023
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1000 * timeout)) and not (isinstance(self._socket, ssl.SSLSocket) and self._only_tickets())
+
+    def _only_tickets(self) -> bool:
+        """Whether what has come over TLS has no content: after the handshake, a server sends session tickets."""
+        before = self._socket.gettimeout()
+        self._socket.settimeout(0.0)
+        try:
+            self._start, self._end = 0, self._socket.recv_into(self._view)
+            return False
+        except ssl.SSLWantReadError:
+            return True
+        finally:
+            self._socket.settimeout(before)
 
     def read_response(self, disable_decoding: bool = False) -> Any:
         """The next answer: bytes, a Blob, a number, a list, None, an error, or a `Placed`."""

@@ -100,6 +100,8 @@ class ValkeyStore(SharedStore):
                 raise StoreError("closed", "the store was closed") from None
             if not isinstance(error, exceptions.ValkeyError | OSError):
                 raise
+            if isinstance(error, exceptions.ReadOnlyError):
+                self._pool.disconnect()  # after a failover, the address leads to another server
             if isinstance(error.__context__, ssl.SSLError):
                 raise StoreError("auth", f"{self.url} does not speak TLS, or its certificate is not trusted") from None
             _, reason, detail = next(row for row in _REASONS if isinstance(error, row[0]))

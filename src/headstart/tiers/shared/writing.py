@@ -270,6 +270,8 @@ class Writing:
                 link.bad.drop(label.key)
                 link.counters["saved"] += 1
                 link.counters["saved_bytes"] += len(blob)
+            else:
+                link.stored.drop(label.key)
 
     def _memory(self, size: int) -> Blob:
         """Memory for the next object, which has been used before: new memory costs more than sealing."""
