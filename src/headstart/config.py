@@ -263,7 +263,12 @@ class Settings:
         "Reuse",
         f"Most of {option('memory_budget')} that one tenant keeps when others need room, like 25% or 2GiB.",
     )
-    tenant_disk: float = _setting("100%", _PORTION, "Reuse", f"The same for {option('disk_budget')}.")
+    tenant_disk: float = _setting(
+        "100%",
+        _PORTION,
+        "Reuse",
+        f"Most of {option('disk_budget')} that one tenant keeps when others need room, like 25% or 2GiB.",
+    )
     expire: float | None = _setting(
         None,
         _TIME,

@@ -193,8 +193,9 @@ def test_what_is_old_is_deleted(cache: Run, folder: Path) -> None:
 
 
 def test_what_to_delete_is_said_in_one_way(cache: Run) -> None:
-    for wrong in ((), ("--all", "--older-than", "7d"), (short(3), "--all"), (short(3), "--older-than", "7d")):
-        assert "Give one of these: an id" in cache("rm", *wrong, code=2)
+    assert "Give one of: an id, --all, --older-than." in cache("rm", code=2)
+    for wrong in (("--all", "--older-than", "7d"), (short(3), "--all"), (short(3), "--older-than", "7d")):
+        assert "Give only one of: an id, --all, --older-than." in cache("rm", *wrong, code=2)
     assert "'7' is not a time; write it like 7d, 12h or 90min" in cache("rm", "--older-than", "7", code=2)
 
 
@@ -477,7 +478,11 @@ def test_what_others_hang_on_is_not_deleted(cache: Run, folder: Path) -> None:
     assert "Other chains continue this block; `headstart cache ls`" in said
     assert "deleted: 2 blocks" in cache("rm", short(3))
     assert keys(folder) == {0, 1, 18}
-    assert "Give one of these" in cache("rm", code=2)
+
+
+def test_a_missing_id_is_said_with_where_ids_are(cache: Run) -> None:
+    for command in ("show", "pin", "unpin"):
+        assert "Missing argument 'ID'. `headstart cache ls` shows ids." in cache(command, code=2)
 
 
 def test_everything_is_what_was_put_aside_too(cache: Run, folder: Path) -> None:
@@ -605,7 +610,8 @@ def test_what_is_evicted_during_an_export_is_left_out(cache: Run, folder: Path, 
 def test_places_that_cannot_be_used_are_said(cache: Run, folder: Path, exported: Path, tmp_path_factory: Places) -> None:
     place = tmp_path_factory.mktemp("place")
     (place / "file").write_text("no folder")
-    assert f"Cannot open {place / 'file'}" in cache("import", str(exported), place=place / "file", code=2)
+    for command in (("ls",), ("show", short(3)), ("import", str(exported))):
+        assert f"{place / 'file'} is a file, not a folder" in cache(*command, place=place / "file", code=2)
     assert f"Cannot read {place / 'none.tar'}: No such" in cache("import", str(place / "none.tar"), place=place / "new", code=2)
     said = cache("import", str(place / "file"), place=place / "new", code=2)
     assert f"{place / 'file'} is no tar file of `headstart cache export`." in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from socket import socket
 
 import numpy as np
 import pytest
@@ -81,7 +82,32 @@ def test_a_store_that_is_not_there_is_an_error_in_one_line(fleet: Run, tmp_path:
     assert "HEADSTART_SHARED_PASSWORD" in fleet("ls", "valkey://:hush@127.0.0.1:1", code=2)
 
 
-def test_a_folder_that_is_not_there_is_no_empty_store(fleet: Run, tmp_path: Path) -> None:
-    """A typo looked like a deletion: "deleted 0 objects"."""
-    for arguments in (("ls", f"{tmp_path.as_uri()}/typo"), ("rm", f"{tmp_path.as_uri()}/typo", "all")):
-        assert f"{tmp_path.as_uri()}/typo is not a folder; create it, or mount it" in fleet(*arguments, code=2)
+@pytest.mark.parametrize("command", [("ls",), ("rm", "all"), ("rm", "0")])
+def test_a_folder_that_is_not_there_is_no_empty_store(fleet: Run, tmp_path: Path, command: tuple[str, ...]) -> None:
+    name, *rest = command
+    missing = tmp_path / "no ne"
+    said = fleet(name, missing.as_uri(), *rest, code=2)
+    assert said == f"headstart: The store failed: refused: {missing.as_uri()} is not a folder; create it, or mount it.\n"
+
+
+def test_an_empty_folder_is_an_empty_store(fleet: Run, tmp_path: Path) -> None:
+    assert fleet("ls", tmp_path.as_uri()) == "0 owners, 0 objects, 0 B\n"
+    assert fleet("rm", tmp_path.as_uri(), "all") == "deleted 0 objects\n"
+
+
+def test_a_key_file_needs_its_folder(fleet: Run, tmp_path: Path) -> None:
+    said = fleet("keygen", str(tmp_path / "none" / "fleet.key"), code=2)
+    assert said == f"headstart: The folder {tmp_path / 'none'} does not exist: make it first.\n"
+
+
+@pytest.mark.parametrize("command", [("stop", "foo"), ("serve", "demo", "--address", "foo")])
+def test_an_address_that_is_none_is_said_before_ray_is_asked(fleet: Run, command: tuple[str, ...]) -> None:
+    said = fleet(*command, code=2)
+    assert said == "headstart: 'foo' is no address of a cluster of Ray: write it like ray://HOST:10001, or auto.\n"
+
+
+def test_without_a_fleet_its_status_names_the_command_that_starts_one(fleet: Run) -> None:
+    with socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        said = fleet("status", "--port", str(unused.getsockname()[1]), code=2)
+    assert "start one with `headstart fleet MODEL`" in said

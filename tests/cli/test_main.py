@@ -312,7 +312,8 @@ def test_every_option_is_in_the_environment_and_explained() -> None:
 
 def test_the_help_of_serve_names_all_that_is_served() -> None:
     commands: Any = typer.main.get_command(app)
-    for name in ("responses", "chat completions", "completions", "models", "Anthropic's (messages)", "llama-server's"):
+    openai = ("responses", "chat completions", "completions", "models")
+    for name in (*openai, "Anthropic's (messages)", "Ollama's", "llama-server's"):
         assert name in commands.commands["serve"].help
 
 

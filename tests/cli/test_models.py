@@ -87,6 +87,7 @@ def test_removing_says_what_goes_and_asks(fetched: Path, capfd: pytest.CaptureFi
     for name, why in (
         ("demo", "belongs to a package"),
         ("nobody/nothing", "is not on this machine"),
+        ("nope", "nope is not on this machine; `headstart models` lists those that are."),
         (str(fetched), "your own"),
     ):
         assert run("rm", "--yes", name) == 2

@@ -79,6 +79,13 @@ def test_pull_says_what_it_does_in_lines(
     assert capfd.readouterr().err == f"headstart: {NAME} has no 'Q4_K_M'; it has Q8_0 (1.91 MiB).\n"
 
 
+def test_the_bundled_model_is_not_fetched(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["pull", "demo"])
+    assert ended.value.code == 0
+    assert "demo is bundled, so there is nothing to fetch: /" in capfd.readouterr().out
+
+
 def test_a_line_of_progress() -> None:
     assert sentence(PullProgress("a.gguf", 40, 100)) == "a.gguf: 40% of 100 B"
     assert sentence(PullProgress("a.gguf", 40 << 20, 100 << 20, 2 << 20)) == "a.gguf: 40% of 100 MiB, 2 MiB/s, 30 s left"

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
-from headstart.cli.main import main
-from headstart.replay import POLICIES
+from headstart.cli.main import app, main
+from headstart.replay import POLICIES, policies
 
 Run = Callable[..., str]
 
@@ -102,6 +103,13 @@ def test_what_is_no_trace_is_told_the_forms(replay: Run, tmp_path: Path) -> None
     out = replay(str(other), code=2)
     assert f"{other} is not a trace: " in out
     assert "`headstart replay --help` names the forms" in out
+
+
+def test_the_help_names_every_policy() -> None:
+    commands: Any = typer.main.get_command(app)
+    (option,) = (one for one in commands.commands["replay"].params if one.name == "policy")
+    *most, last = policies()
+    assert f"{', '.join(most)} or {last}" in option.help
 
 
 def test_without_a_trace_one_is_generated(replay: Run) -> None:

@@ -50,6 +50,8 @@ def opened(folder: Path | None, budget: int = ALL, *, make: bool = False) -> Ite
     from headstart.tiers.disk import Disk
 
     place = folder or default_cache_dir()
+    if place.is_file():
+        raise ConfigError(f"{place} is a file, not a folder; --cache-dir names a folder.")
     try:
         if not make and not (place / "objects").is_dir():
             raise ConfigError(f"Nothing is stored in {place}; --cache-dir names another folder.")
@@ -218,7 +220,9 @@ def remove(
     older_than: Annotated[
         float | None,
         typer.Option(
-            parser=reader(parse_time), metavar="TIME", help="The same for entries written longer ago, like 7d, 12h or 90min."
+            parser=reader(parse_time),
+            metavar="TIME",
+            help="What was written longer ago, like 7d, 12h or 90min, and is not pinned.",
         ),
     ] = None,
 ) -> None:
@@ -228,8 +232,10 @@ def remove(
     """
     from headstart.prefix_cache.blocks import checkpoint_id
 
-    if (identity is not None) + everything + (older_than is not None) != 1:
-        raise ConfigError("Give one of these: an id (`headstart cache ls` shows them), --all, --older-than.")
+    given = (identity is not None) + everything + (older_than is not None)
+    if given != 1:
+        only = "only one of" if given else "one of"
+        raise ConfigError(f"Give {only}: an id, --all, --older-than. `headstart cache ls` shows ids.")
     before = -math.inf if identity is not None else time.time() - (older_than or 0.0)
     with opened(folder) as disk:
         disk.reconcile(evict=False)  # so that objects outside the catalogue are known, and deleted too

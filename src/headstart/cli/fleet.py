@@ -37,7 +37,7 @@ app = typer.Typer(
     name="fleet",
     cls=FleetGroup,
     help="Serves a model with several replicas, on one machine or many (docs/run-a-fleet.md). `headstart fleet MODEL` is short "
-    "for `headstart fleet serve MODEL`. Other commands make a fleet's keys, and show and delete what its servers share "
+    "for `headstart fleet serve MODEL`. Makes the keys of a fleet, and shows and deletes what its servers share "
     "(docs/shared.md).",
     no_args_is_help=True,
 )
@@ -59,6 +59,8 @@ def keygen(file: FleetKeyFile) -> None:
     """Makes a key file. Whoever has it can read and forge what the fleet stores."""
     from headstart.tiers.shared.keys import FleetKeys
 
+    if not file.parent.is_dir():
+        raise ConfigError(f"The folder {file.parent} does not exist: make it first.")
     (keys := FleetKeys.generate()).save(file)
     print(f"{file}: key {keys.ids[0]}. Copy it to every server of the fleet, readable by its user only.")
 

@@ -62,7 +62,7 @@ def demo(
 ) -> None:
     """Starts a store and two replicas on this machine, chats, kills the replica that answers, and chats on.
 
-    It takes about a minute and needs `headstart[fleet]`.
+    It takes about a minute and needs Ray: `pip install '.[fleet]'` in a clone of headstart.
     """
     from headstart.fleet.cluster.launch import check
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
-from headstart.cli.network import AccessOptions, HostOptions, OperationOptions
-from headstart.cli.options import SERVED, takes, takes_settings
+from headstart.cli.network import AccessOptions, ApiKeys, HostOptions, OperationOptions, PortOption
+from headstart.cli.options import NETWORK, SERVED, again, takes, takes_settings
 from headstart.config import Settings
 from headstart.errors import ConfigError
 
@@ -71,6 +72,32 @@ ReplicaCpus = Annotated[
 ]
 
 
+FleetPort = Annotated[int | None, again(PortOption, NETWORK, "Port. Unlike a server, a fleet does not take 0.")]
+FleetApiKeys = Annotated[
+    list[str] | None,
+    again(
+        ApiKeys,
+        NETWORK,
+        "Key that requests must send; give the option again for more keys (in the environment: separated by spaces). Only for "
+        "a fleet on this machine: with --address give --api-key-file.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetHostOptions(HostOptions):
+    """Where a fleet listens. None for the default."""
+
+    port: FleetPort = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAccessOptions(AccessOptions):
+    """Who may enter a fleet."""
+
+    api_key: FleetApiKeys = None
+
+
 @dataclass(frozen=True, slots=True)
 class FleetSizeOptions:
     """How many processes a fleet has, and where."""
@@ -84,15 +111,15 @@ class FleetSizeOptions:
 
 @takes("operation", OperationOptions)
 @takes_settings(*SERVED)
-@takes("access", AccessOptions)
-@takes("at", HostOptions)
+@takes("access", FleetAccessOptions)
+@takes("at", FleetHostOptions)
 @takes("fleet", FleetSizeOptions)
 def serve(
     context: typer.Context,
     *,
     fleet: FleetSizeOptions,
-    at: HostOptions,
-    access: AccessOptions,
+    at: FleetHostOptions,
+    access: FleetAccessOptions,
     settings: Settings,
     operation: OperationOptions,
 ) -> None:
@@ -109,8 +136,12 @@ def serve(
     scale = Scale.parse(fleet.replicas)
     if at.port == 0:
         raise ConfigError("A fleet needs a port of its own: give --port a number that is not 0.")
-    if address is not None and access.api_key:
-        raise ConfigError("With --address give --api-key-file: Ray would store keys of --api-key where its users read them.")
+    if address is not None:
+        _check_address(address)
+        if access.api_key:
+            raise ConfigError(
+                "With --address give --api-key-file: Ray would store keys of --api-key where its users read them."
+            )
     launch.check()
     usual_disk = False
     if operation.no_disk:
@@ -148,8 +179,17 @@ def serve(
             typer.echo("stopping", err=True)
 
 
-def stop(address: Annotated[str, typer.Argument(metavar="ADDRESS", help="The cluster of Ray, as in --address.")]) -> None:
+def stop(
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="The cluster of Ray: ray://HOST:PORT or auto.")],
+) -> None:
     """Stops a fleet that runs on a cluster. Running replies are finished, and replicas store what only they have."""
     from headstart.fleet.cluster import launch
 
+    _check_address(address)
     launch.stop(address)
+
+
+def _check_address(address: str) -> None:
+    """Raises ConfigError if this is no address of a cluster. Ray also takes HOST:PORT."""
+    if address != "auto" and not re.fullmatch(r"ray://\S+|[^\s/]+:\d+", address):
+        raise ConfigError(f"'{address}' is no address of a cluster of Ray: write it like ray://HOST:10001, or auto.")

@@ -21,7 +21,7 @@ def status(
 ) -> None:
     """Shows the replicas of a fleet: what each holds, fetched at its start, reused and computed, its queue, and the age of its
     reports."""
-    found = server.ask(STATUS)
+    found = server.ask(STATUS, start="headstart fleet MODEL")
     if data:
         print(json.dumps(found))
         return

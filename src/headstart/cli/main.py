@@ -74,7 +74,8 @@ ROLES = ("system", "user")
 
 app = typer.Typer(
     name="headstart",
-    help="A chat server for local LLMs that never computes the same prompt twice.",
+    help="A chat server for local LLMs that never computes the same prompt twice. It has the APIs of OpenAI, Anthropic, Ollama "
+    "and llama-server.",
     epilog="Begin with `headstart demo`, then `headstart serve MODEL.gguf`. `headstart doctor` checks your machine.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -112,8 +113,8 @@ def serve(
     several: SeveralOptions,
     operation: OperationOptions,
 ) -> None:
-    """Serves a model to clients of OpenAI's API (responses, chat completions, completions, models), Anthropic's (messages) and
-    llama-server's. Also `/health` and `/metrics`; `/openapi.json` describes all routes.
+    """Serves a model to clients of OpenAI's API (responses, chat completions, completions, models), Anthropic's (messages),
+    Ollama's (chat, generate) and llama-server's. Also `/health` and `/metrics`; `/openapi.json` describes all routes.
 
     Stop it with Ctrl-C or SIGTERM. Running replies get --drain-seconds to end; then they end with an error. A second signal
     stops it at once. Exit code: 0; 130 after a second signal; 2 if the set-up cannot work.
@@ -268,7 +269,7 @@ def main(arguments: list[str] | None = None) -> None:
         with whole_words(os.environ):
             code = app(cli_foreign.translate(given), prog_name="headstart", standalone_mode=False)
     except TyperException as error:
-        code = _complain(error.format_message(), error.exit_code)
+        code = _complain(error.format_message() + _mend(error), error.exit_code)
     except HeadstartError as error:
         code = _complain(error.with_flags, 2 if isinstance(error, ConfigError) else 1)
     except (KeyboardInterrupt, typer.Abort):
@@ -292,6 +293,13 @@ def _notices() -> list[str]:
     read_elsewhere = {"HEADSTART_STATE_DIR", "HEADSTART_DATA", "HEADSTART_SLOW"}
     read_elsewhere |= {"HEADSTART_SHARED_PASSWORD", "HEADSTART_SHARED_PASSWORD_FILE"}
     return cli_foreign.strange_variables(os.environ, read_elsewhere | {*variables(typer.main.get_command(app))})
+
+
+def _mend(error: TyperException) -> str:
+    """Where to find what an argument lacks; empty if nothing more is to be said."""
+    parameter = getattr(error, "param", None)
+    lacks_id = getattr(parameter, "name", "") == "identity" and error.format_message().startswith("Missing")
+    return " `headstart cache ls` shows ids." if lacks_id else ""
 
 
 def _complain(message: str, code: int) -> int:

@@ -156,7 +156,7 @@ def remove(
     model's conversations: they are used again when the same model comes back.
     """
     from headstart.hub.folders import Folders
-    from headstart.hub.names import local_models, look_up
+    from headstart.hub.names import is_path, local_models, look_up
     from headstart.hub.reference import parse
     from headstart.hub.remove import check_removable, find_partial, remove_partial
     from headstart.hub.remove import remove as delete
@@ -172,6 +172,8 @@ def remove(
     try:
         model = look_up(name, places, lambda _: True)
     except ModelError:
+        if reference is None and not begun and not is_path(name):
+            raise ModelError(f"{name} is not on this machine; `headstart models` lists those that are.") from None
         if not begun:
             raise
     if model is None and not begun:

@@ -46,8 +46,12 @@ def pull(
 
     Exit code 2 if it cannot be fetched; the message says why.
     """
+    from headstart.engines.model_file import DEMO, locate
     from headstart.hub.pull import pull as fetch
 
+    if name == DEMO:
+        typer.echo(f"{DEMO} is bundled, so there is nothing to fetch: {locate(DEMO)}")
+        return
     with pulling() as report:
         model = fetch(name, report)
     typer.echo(f"{model.name}, {show_size(model.size)}: {model.path}")

@@ -56,7 +56,9 @@ def replay(
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Policy, or `optimum`; again for more.", show_default="all"),
+        typer.Option(
+            metavar="NAME", help="Policy: value, gdsf, lfu, twice, lru or optimum; again for more.", show_default="all"
+        ),
     ] = None,
     block_size: Annotated[
         int | None,

@@ -35,15 +35,17 @@ Url = Annotated[
         show_default="http://127.0.0.1:8000, or from the variables of `serve`",
     ),
 ]
-ServerHost = Annotated[str | None, again(Host, WHERE, "The same as for `serve`; 0.0.0.0 means this machine.")]
+ServerHost = Annotated[str | None, again(Host, WHERE, "Address that the server listens on; 0.0.0.0 means this machine.")]
 ServerPort = Annotated[int | None, again(PortOption, WHERE, "Port of the server.")]
-ServerSocket = Annotated[Path | None, again(UnixSocketOption, WHERE, "Socket of the server, instead of --host and --port.")]
+ServerSocket = Annotated[
+    Path | None, again(UnixSocketOption, WHERE, "Unix socket of the server, instead of --host and --port.")
+]
 ServerCert = Annotated[
     Path | None,
     again(
         TlsCert,
         WHERE,
-        "The same: the command then uses HTTPS, and accepts only this certificate.",
+        "Certificate of the server, in PEM. The command then uses HTTPS, and accepts only this certificate.",
         show_default="none: plain HTTP, or from --url",
     ),
 ]
@@ -52,7 +54,7 @@ ApiKey = Annotated[
     typer.Option(envvar="HEADSTART_API_KEY", metavar="KEY", rich_help_panel=WHERE, help="Key of the server, if it needs one."),
 ]
 ClientKeyFile = Annotated[
-    Path | None, again(ApiKeyFile, WHERE, "The same as for `serve`: without --api-key its first key is used.")
+    Path | None, again(ApiKeyFile, WHERE, "File of keys, as for `serve`. Without --api-key its first key is used.")
 ]
 
 TIMEOUT = 60.0
@@ -166,8 +168,11 @@ class ServerAddress:
             with error:
                 raise ServerRefusal(error.code, self._refusal(error.code, error.read())) from None
 
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def ask(self, path: str, body: dict[str, Any] | None = None, *, start: str = "headstart serve MODEL") -> dict[str, Any]:
         """The answer to a GET, or to a POST of a body.
+
+        Args:
+            start: the command that starts such a server, for messages.
 
         Raises:
             ConfigError: there is no answer, or it is an error or not a JSON object.
@@ -178,7 +183,7 @@ class ServerAddress:
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"No headstart server answers at {self.place} ({getattr(error, 'reason', error)}): start one with "
-                "`headstart serve MODEL`, or give --url or --unix-socket."
+                f"`{start}`, or give --url or --unix-socket."
             ) from None
         if not isinstance(answer, dict):
             raise ConfigError(f"The server at {self.url} is not headstart; give --url.")

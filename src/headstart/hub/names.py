@@ -61,7 +61,7 @@ def look_up(text: str, folders: Folders | None = None, fits: Fits = fits_here) -
         return _at(text, model_file.locate(text), bundled=True)
     if is_model_folder(text):
         return _folder(text)
-    if _is_path(text):
+    if is_path(text):
         return _at(text, model_file.locate(text))
     there = [model for finder in FINDERS for model in finder(folders or Folders.of())]
     for model in there:
@@ -76,7 +76,8 @@ def look_up(text: str, folders: Folders | None = None, fits: Fits = fits_here) -
     raise ModelError(f"There is no model '{text}'; {_remedy(text, there)}")
 
 
-def _is_path(text: str) -> bool:
+def is_path(text: str) -> bool:
+    """Whether this is the path of a file rather than a name."""
     if text.startswith(("/", "./", "../", "~", "\\")) or Path(text).is_file():
         return True
     return text.casefold().endswith(".gguf") and parse(text) is None

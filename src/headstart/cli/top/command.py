@@ -32,7 +32,7 @@ def top(
 ) -> None:
     """Shows a running server in this terminal: slots, what is stored, the latest requests, and what reuse has saved.
 
-    It needs `pip install 'headstart[top]'`. The server needs nothing.
+    It needs the package textual: `pip install '.[top]'` in a clone of headstart. The server needs nothing.
     """
     if find_spec("textual") is None:
         raise ConfigError("`headstart top` needs textual: pip install 'headstart[top]'.")
