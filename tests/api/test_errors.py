@@ -9,7 +9,9 @@ import httpx
 import openai
 import pytest
 
+from headstart.api.errors import ANTHROPIC
 from headstart.config import Settings
+from headstart.errors import RequestError
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from live import Server, raw, serving, wait_until
@@ -145,6 +147,16 @@ def test_a_prompt_that_is_too_long_says_both_numbers(fake: Server) -> None:
     assert "2048" in str(caught.value)
     assert "30" in str(caught.value)
     assert fault(fake.post("/v1/completions", json={"prompt": "x" * 3000}), 400)["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, "invalid_request_error"), (405, "invalid_request_error"), (500, "api_error"), (502, "api_error")],
+)
+def test_what_the_server_failed_at_is_no_fault_of_anthropics_clients(status: int, kind: str) -> None:
+    error = RequestError("x")
+    error.status = status
+    assert ANTHROPIC.body(error, "req_1")["error"]["type"] == kind
 
 
 def test_unknown_routes_and_wrong_methods(fake: Server) -> None:

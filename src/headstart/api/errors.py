@@ -144,11 +144,10 @@ ANTHROPIC_TYPES = {
     409: "conflict_error",
     413: "request_too_large",
     429: "rate_limit_error",
-    500: "api_error",
     504: "timeout_error",
     529: "overloaded_error",
 }
-"""By status; others are `invalid_request_error`."""
+"""By status. Others are `api_error` from 500 on, and `invalid_request_error` below."""
 
 
 def _anthropic(error: Exception, request_id: str) -> dict[str, Any]:
@@ -156,7 +155,8 @@ def _anthropic(error: Exception, request_id: str) -> dict[str, Any]:
     if isinstance(error, ContextTooLong):
         # Clients look for the vendor's words, and then shorten the conversation.
         message = f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum. {message}"
-    kind = ANTHROPIC_TYPES.get(_anthropic_status(error), "invalid_request_error")
+    status = _anthropic_status(error)
+    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
