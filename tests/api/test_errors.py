@@ -34,7 +34,7 @@ CHAT: list[tuple[Any, str | None, str]] = [
     ({"messages": [5]}, "messages[0]", "dictionary"),
     ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role", "'user'"),
     ({"messages": [{"role": "user"}]}, "messages[0]", "needs content"),
-    ({"messages": [{"role": "tool", "content": None}]}, "messages[0]", "needs content"),
+    ({"messages": [{"role": "system", "content": None}]}, "messages[0]", "needs content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "required"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]", "text only"),

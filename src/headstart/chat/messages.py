@@ -41,7 +41,7 @@ Effort = Annotated[str | None, AfterValidator(_known_effort)]
 
 _SPEAKING: list[JsonDict] = [
     {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
-    {"required": ["role"], "properties": {"role": {"const": "assistant"}}},
+    {"required": ["role"], "properties": {"role": {"enum": ["assistant", "tool", "function"]}}},
 ]
 """The condition of `_says_something` as a JSON schema, for the OpenAPI document."""
 
@@ -108,8 +108,8 @@ def _readable(value: Any) -> Any:
 
 
 def _says_something(message: ChatMessage) -> ChatMessage:
-    if message.get("content") is None and message["role"] != "assistant":
-        raise PydanticCustomError("content_missing", "needs content: only an assistant's message may have none")
+    if message.get("content") is None and message["role"] not in ("assistant", "tool", "function"):
+        raise PydanticCustomError("content_missing", "needs content: only a reply or a tool's result may have none")
     return message
 
 

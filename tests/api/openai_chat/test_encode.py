@@ -173,6 +173,8 @@ NEW_CALL = {"type": "function", "function": OLD_CALL}
             {"role": "tool", "content": "[image left out: this server reads text only]"},
         ),
         ({"role": "function", "name": "ls", "content": "etc"}, {"role": "tool", "name": "ls", "content": "etc"}),
+        ({"role": "function", "name": "ls", "content": None}, {"role": "tool", "name": "ls", "content": ""}),
+        ({"role": "tool", "tool_call_id": "1", "content": None}, {"role": "tool", "tool_call_id": "1", "content": ""}),
     ],
 )
 def test_whatever_a_history_holds_is_read(server: Server, told: dict[str, Any], same: dict[str, Any]) -> None:
