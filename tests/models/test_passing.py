@@ -2,9 +2,19 @@ from __future__ import annotations
 
 import json
 
-from headstart.api.framing import NDJSON, SSE
+import pytest
+
+from headstart.api.framing import NDJSON, SSE, comment, frame
 from headstart.errors import Unavailable
-from headstart.models.passing import PassedError, answered_headers, passed_headers, stream_error, stream_headers, target
+from headstart.models.passing import (
+    PassedError,
+    PassedEvents,
+    answered_headers,
+    passed_headers,
+    stream_error,
+    stream_headers,
+    target,
+)
 from headstart.models.upstream import AnswerHead
 
 
@@ -44,6 +54,19 @@ def test_streams_end_with_the_error_of_their_dialect() -> None:
     assert stream_error("/api/chat", NDJSON, error, "req_1") == b'{"error":"later"}\n'
     assert stream_headers(NDJSON)[0] == (b"content-type", b"application/x-ndjson")
     assert stream_headers(SSE)[0] == (b"content-type", b"text/event-stream; charset=utf-8")
+
+
+@pytest.mark.parametrize("size", [1, 5, 7, 1000])
+def test_the_error_of_a_stream_of_responses_has_the_next_number(size: int) -> None:
+    texts = ["a", "\ndata: ", "data: b"]
+    stream = comment("waits") + b"".join(
+        frame({"type": "x", "delta": text, "sequence_number": number}, "x") for number, text in enumerate(texts)
+    )
+    events = PassedEvents()
+    for start in range(0, len(stream), size):
+        events.add(stream[start : start + size])
+    end = stream_error("/v1/responses", SSE, Unavailable("later"), "req_1", events.count)
+    assert json.loads(end.split(b"data: ")[1])["sequence_number"] == len(texts)
 
 
 def test_an_error_of_the_process_keeps_its_words() -> None:

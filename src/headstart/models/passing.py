@@ -61,15 +61,32 @@ def stream_headers(framing: Framing) -> list[HeaderPair]:
     return [(b"content-type", kind.encode()), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
-def stream_error(path: str, framing: Framing, error: Exception, request_id: str) -> bytes:
-    """The end of a stream that has begun, in the dialect of its path."""
+_DATA = b"\ndata: "
+"""Between the name of an event and its data. The data has no line breaks, so there is one in each event with a name."""
+
+
+class PassedEvents:
+    """Counts the events with names in a stream that is passed on in parts, of any size."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._end = b""
+
+    def add(self, part: bytes) -> None:
+        data = self._end + part
+        self.count += data.count(_DATA)
+        self._end = data[1 - len(_DATA) :]
+
+
+def stream_error(path: str, framing: Framing, error: Exception, request_id: str, events: int = 0) -> bytes:
+    """The end of a stream that has begun, in the dialect of its path. `events`: how many it had, if they have numbers."""
     if framing is NDJSON:
         return framing.frame(OLLAMA.body(error, request_id))
     if path == "/v1/messages":
         return frame(ANTHROPIC.body(error, request_id), "error")
     if path == "/v1/responses":
         fields = {"code": getattr(error, "code", None) or "server_error", "message": message_of(error), "param": None}
-        return frame({"type": "error", **fields, "sequence_number": 0}, "error")
+        return frame({"type": "error", **fields, "sequence_number": events}, "error")
     last = DONE if path in ("/v1/chat/completions", "/v1/completions") else b""
     return frame(OPENAI.body(error, request_id)) + last
 

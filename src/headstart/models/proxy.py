@@ -28,7 +28,15 @@ from headstart.errors import HeadstartError, Unavailable
 from headstart.models.choice import ModelChoice, choose
 from headstart.models.front import ModelsFront
 from headstart.models.passed import PassedKey
-from headstart.models.passing import PassedError, answered_headers, passed_headers, stream_error, stream_headers, target
+from headstart.models.passing import (
+    PassedError,
+    PassedEvents,
+    answered_headers,
+    passed_headers,
+    stream_error,
+    stream_headers,
+    target,
+)
 from headstart.models.pool import Backend, Lease, LoadRefused, ModelGone
 from headstart.models.upstream import AnswerHead, UpstreamConnection, UpstreamGone, request_head
 from headstart.observe.logs import Figures
@@ -136,6 +144,7 @@ class PassedCall:
         self._body = body
         self._arrived = arrived
         self._started = False
+        self._events = PassedEvents() if scope["path"] == "/v1/responses" else None
 
     @property
     def running(self) -> bool:
@@ -199,6 +208,8 @@ class PassedCall:
     async def _pass_back(self, head: AnswerHead, connection: UpstreamConnection) -> None:
         await self._start(head.status, answered_headers(head))
         async for part in connection.parts():
+            if self._events is not None:
+                self._events.add(part)
             await self._more(part)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -243,7 +254,8 @@ class PassedCall:
             return  # the server closes the connection, because the answer is incomplete
         if isinstance(error, LoadRefused) and scope["operator"]:
             error = error.for_operator
-        data = stream_error(scope["path"], framing, error, scope["request_id"])
+        events = self._events.count if self._events is not None else 0
+        data = stream_error(scope["path"], framing, error, scope["request_id"], events)
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     @property
