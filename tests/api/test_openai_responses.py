@@ -519,15 +519,22 @@ def test_only_allowed_tools_are_called_where_a_call_is_required(stage: Stage) ->
     assert called <= {"a", "c"}
 
 
-def test_a_result_with_an_image_says_that_it_is_left_out(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ({"type": "input_image", "image_url": "data:", "detail": "auto"}, "image"),
+        ({"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AA=="}, "file"),
+        ({"type": "input_audio", "data": ""}, "audio"),
+    ],
+)
+def test_a_result_says_what_of_it_is_left_out(stage: Stage, part: Any, kind: str) -> None:
     text = fresh()
     call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
-    image = {"type": "input_image", "image_url": "data:", "detail": "auto"}
     counts = [
         stage.server.openai.responses.input_tokens.count(
             model="fake", input=[user(text), call, {"type": "function_call_output", "call_id": "c", "output": output}]
         ).input_tokens
-        for output in ([image], "[image left out: this server reads text only]")
+        for output in ([part], f"[{kind} left out: this server reads text only]")
     ]
     assert counts[0] == counts[1]
 

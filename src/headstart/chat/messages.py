@@ -5,7 +5,7 @@ Types are strict. Unknown fields are ignored, because clients send many.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, Required
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, with_config
@@ -72,18 +72,19 @@ class TextPart(Hints):
     text: Required[str]
 
 
-IMAGE_LEFT_OUT = "[image left out: this server reads text only]"
+def in_place_of(kind: str) -> str:
+    """The line in place of a part that cannot be read. `kind`: its type in any dialect."""
+    name = kind.removeprefix("input_").removesuffix("_url")
+    return f"[{name[:40]} left out: this server reads text only]"
 
 
-def without_images(content: Any) -> Any:
-    """The content of a tool's result, with a line of text in place of each image. An error would stop the agent: it cannot
-    choose what its tools return."""
+def only_readable(content: Any, kinds: Collection[str]) -> Any:
+    """The content of a tool's result, with a line of text in place of each part of another type than `kinds`. An error would
+    stop the agent: it cannot choose what its tools return, and sends it again with every request."""
 
     def read(part: Any) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("image", "image_url", "input_image"):
-            return part
-        return {**part, "type": "text", "text": IMAGE_LEFT_OUT}
+        return {**part, "type": "text", "text": in_place_of(kind)} if isinstance(kind, str) and kind not in kinds else part
 
     return list(map(read, content)) if isinstance(content, list) else content
 
@@ -103,7 +104,7 @@ class ToolCall(TypedDict, total=False):
 
 def _readable(value: Any) -> Any:
     if isinstance(value, dict) and value.get("role") in ("tool", "function"):
-        return {**value, "content": without_images(value.get("content"))}
+        return {**value, "content": only_readable(value.get("content"), ("text", "refusal"))}
     return value
 
 

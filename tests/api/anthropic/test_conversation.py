@@ -208,15 +208,45 @@ def test_a_result_with_an_image_says_that_it_is_left_out() -> None:
     ]
 
 
+def left_out(kind: str) -> str:
+    return f"[{kind} left out: this server reads text only]"
+
+
+@pytest.mark.parametrize(
+    ("block", "written"),
+    [
+        (PDF, left_out("document")),
+        ({"type": "document", "source": {"type": "url", "url": "http://x/a.pdf"}, "title": "a"}, left_out("document")),
+        ({"type": "document", "source": {"type": "file", "file_id": "f"}}, left_out("document")),
+        ({"type": "tool_reference", "tool_name": "ls"}, "ls"),
+        ({"type": "video"}, left_out("video")),
+        (USE, left_out("tool_use")),
+        (
+            {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Hi."}},
+            "<document>\n<document_content>\nHi.\n</document_content>\n</document>",
+        ),
+        (
+            {"type": "document", "source": {"type": "content", "content": [text("Hi."), IMAGE]}},
+            f"<document>\n<document_content>\nHi.\n{left_out('image')}\n</document_content>\n</document>",
+        ),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)
+def test_whatever_a_tool_returns_is_read(block: dict[str, Any], written: str) -> None:
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [text("Done."), {**block, "cache_control": EPHEMERAL}]}
+    content = read([user(result)]).messages[0]["content"]
+    assert content == [text("Done."), text(written, cache_control=EPHEMERAL)]
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "at least 1"),
     ({"messages": [{"role": "tool", "content": ""}]}, "messages[0]", "'user'"),
     ({"messages": [user(IMAGE)]}, "messages[0].content[0]", "'image': this server reads text only"),
     ({"messages": [user(PDF)]}, "messages[0].content[0].source", "'base64': this server reads text only"),
     (
-        {"messages": [user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "video"}]})]},
+        {"messages": [user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": 5}]})]},
         "messages[0].content[0].content[0]",
-        "'video'",
+        "'text'",
     ),
     ({"messages": [user(USE)]}, "messages[0].content[0]", "'tool_result'"),
     ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text", "required"),

@@ -172,6 +172,10 @@ NEW_CALL = {"type": "function", "function": OLD_CALL}
             {"role": "tool", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
             {"role": "tool", "content": "[image left out: this server reads text only]"},
         ),
+        (
+            {"role": "tool", "content": [{"type": "file", "file": {"file_data": "data:"}}]},
+            {"role": "tool", "content": "[file left out: this server reads text only]"},
+        ),
         ({"role": "function", "name": "ls", "content": "etc"}, {"role": "tool", "name": "ls", "content": "etc"}),
         ({"role": "function", "name": "ls", "content": None}, {"role": "tool", "name": "ls", "content": ""}),
         ({"role": "tool", "tool_call_id": "1", "content": None}, {"role": "tool", "tool_call_id": "1", "content": ""}),

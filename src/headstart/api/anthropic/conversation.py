@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from headstart.api.anthropic.schema import (
+    WRITTEN,
     AnyMessage,
     ClientTool,
     CountTokensRequest,
@@ -19,9 +20,6 @@ from headstart.api.anthropic.schema import (
 )
 from headstart.chat.messages import without_nulls
 from headstart.interfaces.conversation import Conversation, Message, Tool
-
-_WRITTEN = frozenset({"text", "document", "search_result"})
-"""The types of `Written`."""
 
 FAILED = "Error:"
 """Beginning of a result with `is_error`, because templates have no mark for errors."""
@@ -56,7 +54,7 @@ def _others(role: str, turn: Iterable[AnyMessage]) -> Iterator[Message]:
             if block["type"] == "tool_result":
                 only = False
                 yield _result(block)
-            elif block["type"] in _WRITTEN:
+            elif block["type"] in WRITTEN:
                 parts += _parts([block])
     if parts or only:
         yield {"role": role, "content": parts or ""}

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from headstart.api.body import Body, Whole
-from headstart.chat.messages import Effort, without_images
+from headstart.chat.messages import Effort, in_place_of, only_readable
 from headstart.chat.validation import MANY, Strict
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Format, ToolChoice
@@ -126,6 +126,27 @@ class SearchResultBlock(Marked):
 
 Written = TextBlock | DocumentBlock | SearchResultBlock
 """Blocks that are text, or can be written as text."""
+WRITTEN = frozenset({"text", "document", "search_result"})
+"""The types of `Written`."""
+
+
+def _of_result(content: Any) -> Any:
+    """What a tool has returned, as blocks of `WRITTEN`."""
+    return only_readable(list(map(_returned, content)) if isinstance(content, list) else content, WRITTEN)
+
+
+def _returned(block: Any) -> Any:
+    """A block that a tool has returned. A tool that was found is written as its name, because all tools are in the prompt."""
+    if not isinstance(block, dict):
+        return block
+    kind, source, name = block.get("type"), block.get("source"), block.get("tool_name")
+    if kind == "tool_reference" and isinstance(name, str):
+        return {**block, "type": "text", "text": name}
+    if kind != "document" or not isinstance(source, dict) or source.get("type") == "text":
+        return block
+    if source.get("type") == "content":
+        return {**block, "source": {**source, "content": only_readable(source.get("content"), ("text",))}}
+    return {**block, "type": "text", "text": in_place_of(kind)}
 
 
 @with_config(MANY)
@@ -134,7 +155,7 @@ class ToolResultBlock(Marked, total=False):
     tool_use_id: Required[Annotated[str, StringConstraints(min_length=1)]]
     content: Annotated[
         str | list[Annotated[Written, Field(discriminator="type"), BeforeValidator(_readable)]] | None,
-        BeforeValidator(without_images),
+        BeforeValidator(_of_result),
     ]
     is_error: bool | None
 

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from headstart.api.body import Body, Whole
-from headstart.chat.messages import IMAGE_LEFT_OUT
+from headstart.chat.messages import in_place_of
 from headstart.chat.validation import MANY, Strict
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Format
@@ -90,7 +90,7 @@ def _without_results_images(value: Any) -> Any:
     if not isinstance(value, dict) or value.get("role") != "tool" or not value.get("images"):
         return value
     content = value.get("content")
-    written = [*([content] if isinstance(content, str) and content else []), IMAGE_LEFT_OUT]
+    written = [*([content] if isinstance(content, str) and content else []), in_place_of("image")]
     return {**value, "content": "\n".join(written), "images": None}
 
 

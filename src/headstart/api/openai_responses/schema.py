@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, Required
+from typing import Annotated, Any, Literal, Required, get_args
 
 from pydantic import (
     AfterValidator,
@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 
 from headstart.api.body import Whole
 from headstart.api.generation import Generation
-from headstart.chat.messages import Effort, Hints, TemplateArguments, without_images
+from headstart.chat.messages import Effort, Hints, TemplateArguments, only_readable
 from headstart.chat.validation import MANY, Strict
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Format, ToolChoice
@@ -52,6 +52,9 @@ PASSED_OVER = frozenset(
 """Types of items that record work of another server. Clients that changed servers still send them; models do not need them."""
 
 
+PartType = Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"]
+
+
 def _only_text(value: Any) -> Any:
     if isinstance(value, str) and value.startswith(("input_", "image", "file")) and value != "input_text":
         raise PydanticCustomError("content_part", "'{kind}' is not supported: this server reads text only", {"kind": value})
@@ -68,12 +71,7 @@ def _has_text(part: ResponsesPart) -> ResponsesPart:
 class ResponsesPart(Hints, total=False):
     """A part of a message or of a tool's result. Only text is supported."""
 
-    type: Required[
-        Annotated[
-            Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"],
-            BeforeValidator(_only_text),
-        ]
-    ]
+    type: Required[Annotated[PartType, BeforeValidator(_only_text)]]
     text: str | None
     refusal: str | None
 
@@ -116,6 +114,10 @@ class CustomCallItem(TypedDict, total=False):
     input: str
 
 
+def _of_result(output: Any) -> Any:
+    return only_readable(output, get_args(PartType))
+
+
 @with_config(MANY)
 class CallOutputItem(Hints, total=False):
     """The result of a tool call."""
@@ -123,7 +125,7 @@ class CallOutputItem(Hints, total=False):
     type: Required[Literal["function_call_output", "custom_tool_call_output"]]
     id: str | None
     call_id: Required[str]
-    output: Required[Annotated[Content, BeforeValidator(without_images)]]
+    output: Required[Annotated[Content, BeforeValidator(_of_result)]]
 
 
 @with_config(MANY)
