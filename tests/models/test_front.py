@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import httpx
 import pytest
 
+from headstart.api.auth import Keys
+from headstart.api.incoming import SMALL_BODY
 from headstart.api.served_models import SERVES_GIVEN
+from headstart.chat.tenancy import POLICIES
 from headstart.config import Settings
 from headstart.errors import NotFound
+from headstart.models.app import create_front
 from headstart.models.channel import ProcessSetup
-from headstart.models.front import PoolModels
+from headstart.models.front import ModelsFront, PoolModels
 from headstart.models.naming import ModelNames, NamedModel
 from headstart.models.plan import MemoryShares
 from headstart.models.pool import Backend, ModelPool
@@ -45,6 +52,18 @@ def test_a_fetched_model_whose_file_was_removed_is_in_no_list() -> None:
         models.find("own/tiny")
     assert models.fetched(("own/tiny:Q4_0", "own/tiny"), "q4.gguf", 2) == ""
     assert models.find("own/tiny").id == "own/tiny:Q4_0"
+
+
+@pytest.mark.parametrize("path", ["/v1/models/load", "/v1/models/unload"])
+def test_a_body_that_only_names_a_model_is_small(path: str) -> None:
+    async def test() -> httpx.Response:
+        app = create_front(ModelsFront(pool_of(set()), POLICIES["none"]), keys=Keys())
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+            return await http.post(path, json={"model": "a", "junk": "x" * SMALL_BODY})
+
+    answer = asyncio.run(test())
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "request_too_large"
 
 
 def test_a_model_of_the_command_stays_and_is_fetched_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -177,6 +178,9 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
+LARGE = 1 << 20
+"""Bytes of a body from which on it is parsed in a thread."""
+
 
 BodyT = TypeVar("BodyT", bound=Strict)
 
@@ -199,6 +203,11 @@ def load(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
     return value
+
+
+async def loaded(data: bytes) -> dict[str, Any]:
+    """`load` for the event loop. A large body is parsed in a thread; with a small one the thread would take longer."""
+    return await asyncio.to_thread(load, data) if len(data) > LARGE else load(data)
 
 
 def validate(model: type[BodyT], value: dict[str, Any]) -> BodyT:

@@ -12,6 +12,8 @@ from headstart.api.errors import TooLarge
 
 MAX_BODY = 64 << 20
 """Most bytes of a body, by default."""
+SMALL_BODY = 64 << 10
+"""Most bytes of a body that only names something. It is parsed on the event loop."""
 _SANE = re.compile(r"[\x21-\x7e]{1,128}")
 
 

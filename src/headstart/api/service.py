@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -227,10 +228,10 @@ class Service(RecordsCalls):
         """`salt` of one request."""
         return lambda user, cache_salt: self.salt(request, user, cache_salt)
 
-    async def body(self, request: HttpRequest) -> bytes:
-        """The whole body. Raises TooLarge, and Unavailable when the server stops."""
+    async def body(self, request: HttpRequest, most: int = sys.maxsize) -> bytes:
+        """The whole body, of at most so many bytes. Raises TooLarge, and Unavailable when the server stops."""
         async with self.drain.body():
-            return await whole_body(request, self.max_body)
+            return await whole_body(request, min(most, self.max_body))
 
     def finished(self, caller: Caller, summary: Summary, reasons: Sequence[str], seconds: float) -> None:
         """Records a finished call in metrics, stats and log."""

@@ -87,10 +87,10 @@ class ModelsFront(RecordsCalls):
         """Raises Unavailable if the server is stopping."""
         self.drain.check()
 
-    async def body(self, request: Request) -> bytes:
-        """The whole body. Raises TooLarge, and Unavailable when the server stops."""
+    async def body(self, request: Request, most: int = MAX_BODY) -> bytes:
+        """The whole body, of at most so many bytes. Raises TooLarge, and Unavailable when the server stops."""
         async with self.drain.body():
-            return await whole_body(request, MAX_BODY)
+            return await whole_body(request, most)
 
     def new_id(self, prefix: str) -> str:
         return prefix + uuid.uuid4().hex

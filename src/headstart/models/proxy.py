@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headstart.api.body import load
+from headstart.api.body import loaded
 from headstart.api.caller import caller_of
 from headstart.api.errors import CLIENT_CLOSED, Forbidden, answer
 from headstart.api.incoming import disconnected
@@ -89,7 +89,7 @@ class Proxy:
         arrived = time.monotonic()
         try:
             body = await self._front.body(Request(scope, receive))
-            value = load(body) if body else {}
+            value = await loaded(body) if body else {}
             query = Request(scope).query_params
             below = scope.get("model")
             choice = choose(self._front.names, scope["method"], scope["path"], query, value, below)

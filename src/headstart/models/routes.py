@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from headstart.api.body import parse
 from headstart.api.drain import RETRY_AFTER, STOPPING
 from headstart.api.errors import Forbidden
+from headstart.api.incoming import SMALL_BODY
 from headstart.api.openapi import ERRORS
 from headstart.chat.validation import Strict
 from headstart.errors import HeadstartError
@@ -125,7 +126,7 @@ async def _named(request: HttpRequest) -> tuple[ModelsFront, PooledModel]:
     front = front_of(request)
     if not request.scope["operator"]:
         raise Forbidden("Loading and unloading models needs the operator's key.")
-    body = parse(ModelRequest, await front.body(request))
+    body = parse(ModelRequest, await front.body(request, SMALL_BODY))
     return front, front.pool.of(front.names.find(body.model))
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import JSONResponse
 
 import templates
+from headstart.api import body as parsing
 from headstart.prompt.chat_template import Template
 from headstart.prompt.template_caps import capabilities
 from headstart.serving.runtime import Runtime
@@ -18,6 +21,7 @@ from headstart.testing.fake_engine import STOP, FakeEngine, FakeTokenizer
 from live import Server, events, raw, serving, wait_until
 
 NUMBER = itertools.count()
+HI = [{"role": "user", "content": "hi"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
@@ -241,3 +245,68 @@ def test_props_say_what_the_template_can_do(fake: Server) -> None:
 def test_capabilities_are_found_by_rendering(source: str, able: set[str]) -> None:
     found = capabilities(Template(source, {}))
     assert {name.removeprefix("supports_") for name, can in found.items() if can} == able
+
+
+# ── large bodies ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def on_a_loop() -> bool:
+    """Whether this thread has an event loop, for which streams wait."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": "a", "with_pieces": True}),
+        ("/detokenize", {"tokens": [97]}),
+        ("/apply-template", {"messages": HI}),
+        ("/headstart/explain", {"a": {"messages": HI}, "b": {"messages": HI}}),
+        ("/v1/messages/count_tokens", {"messages": HI}),
+    ],
+)
+def test_no_body_is_parsed_on_the_event_loop(fake: Server, monkeypatch: pytest.MonkeyPatch, path: str, body: Any) -> None:
+    loops: list[bool] = []
+    plain = parsing.from_json
+
+    def noted(data: bytes, **options: Any) -> Any:
+        loops.append(on_a_loop())
+        return plain(data, **options)
+
+    monkeypatch.setattr(parsing, "from_json", noted)
+    assert fake.post(path, json=body).status_code == 200
+    assert loops == [False]
+
+
+@pytest.mark.parametrize("count", [0, 1, 4096, 4097, 10_000])
+@pytest.mark.parametrize("with_pieces", [False, True])
+def test_a_list_of_any_length_is_written_in_parts_off_the_event_loop(
+    fake: Server, monkeypatch: pytest.MonkeyPatch, count: int, with_pieces: bool
+) -> None:
+    lengths: list[int] = []
+    loops: list[bool] = []
+    plain = JSONResponse.render
+
+    def noted(self: JSONResponse, content: Any) -> bytes:
+        lengths.append(len(content))
+        loops.append(on_a_loop())
+        return plain(self, content)
+
+    monkeypatch.setattr(JSONResponse, "render", noted)
+    answer = fake.post("/tokenize", json={"content": "a" * count, "with_pieces": with_pieces})
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == {"tokens": [{"id": 97, "piece": "a"} if with_pieces else 97] * count}
+    assert sum(lengths) == count
+    assert not any(loops)
+    assert max(lengths, default=0) <= 4096
+
+
+@pytest.mark.parametrize("path", ["/api/show", "/api/pull"])
+def test_a_body_that_only_names_something_is_small(fake: Server, path: str) -> None:
+    answer = fake.post(path, json={"model": "fake", "junk": "x" * (64 << 10)})
+    assert answer.status_code == 413
+    assert "65536 bytes" in answer.json()["error"]

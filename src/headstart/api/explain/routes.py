@@ -61,8 +61,8 @@ async def explain_pair(request: HttpRequest) -> Response:
     """What the second of two request bodies would compute again right after the first, and why. Nothing is computed."""
     service = service_of(request)
     runtime = service.ready()
-    pair = parse(Pair, await service.body(request))
-    return JSONResponse(await asyncio.to_thread(_compared, service, runtime, request, pair))
+    data = await service.body(request)
+    return JSONResponse(await asyncio.to_thread(_compared, service, runtime, request, data))
 
 
 async def _answer(request: HttpRequest, request_id: str | None, cache_salt: str, user: str) -> Response:
@@ -135,7 +135,8 @@ def _explanation(found: Explanation | None) -> dict[str, Any]:
 # ── two bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _compared(service: Service, runtime: Runtime, request: HttpRequest, pair: Pair) -> dict[str, Any]:
+def _compared(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> dict[str, Any]:
+    pair = parse(Pair, data)
     earlier, later = (_prompt(service, runtime, request, body, name) for name, body in (("a", pair.a), ("b", pair.b)))
     shared = common_prefix(earlier.tokens, later.tokens)
     names = {str(body["model"]).casefold() for body in (pair.a, pair.b) if body.get("model") is not None}

@@ -27,6 +27,9 @@ from headstart.version import __version__
 
 router = APIRouter()
 
+_PART = 4096
+"""Values of a list that are written together."""
+
 
 @router.head("/", include_in_schema=False)
 @router.get("/", responses=ERRORS)
@@ -136,8 +139,7 @@ async def props(request: HttpRequest) -> Response:
 async def apply_template(request: HttpRequest) -> Response:
     """The text of a rendered conversation."""
     service, conversation = await posted(request)
-    _, prompt = await asyncio.to_thread(lambda: service.chat.prompt(conversation()))
-    return JSONResponse({"prompt": prompt.text})
+    return await asyncio.to_thread(lambda: JSONResponse({"prompt": service.chat.prompt(conversation())[1].text}))
 
 
 @router.post("/tokenize", openapi_extra=takes(TokenizeRequest), responses=ERRORS)
@@ -145,8 +147,8 @@ async def tokenize(request: HttpRequest) -> Response:
     """Text → tokens."""
     service = service_of(request)
     runtime = service.ready()
-    body = parse(TokenizeRequest, await service.body(request))
-    return JSONResponse({"tokens": await asyncio.to_thread(_tokens, runtime, body, service.salt(request))})
+    data = await service.body(request)
+    return await asyncio.to_thread(lambda: _list("tokens", _tokens(runtime, data, service.salt(request))))
 
 
 @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest), responses=ERRORS)
@@ -154,18 +156,26 @@ async def detokenize(request: HttpRequest) -> Response:
     """Tokens → text."""
     service = service_of(request)
     runtime = service.ready()
-    body = parse(DetokenizeRequest, await service.body(request))
-    return JSONResponse({"content": await asyncio.to_thread(_text, runtime, body)})
+    data = await service.body(request)
+    return await asyncio.to_thread(lambda: JSONResponse({"content": _text(runtime, data)}))
 
 
-def _text(runtime: Runtime, body: DetokenizeRequest) -> str:
+def _list(name: str, values: list[Any]) -> Response:
+    """The answer with a list, which may be long. It is written in parts, because all threads wait for each call of `json`."""
+    parts = (JSONResponse(values[start : start + _PART]).body[1:-1] for start in range(0, len(values), _PART))
+    return Response(b'{"%s":[%s]}' % (name.encode(), b",".join(parts)), media_type=JSONResponse.media_type)
+
+
+def _text(runtime: Runtime, data: bytes) -> str:
+    body = parse(DetokenizeRequest, data)
     with runtime.prompts.tokenizer_open() as tokenizer:
         if any(token >= tokenizer.n_vocab for token in body.tokens):
             raise InvalidRequest(f"Invalid 'tokens': they must lie in [0, {tokenizer.n_vocab}).", param="tokens")
         return b"".join(map(tokenizer.token_bytes, body.tokens)).decode("utf-8", "replace")
 
 
-def _tokens(runtime: Runtime, body: TokenizeRequest, salt: str) -> list[Any]:
+def _tokens(runtime: Runtime, data: bytes, salt: str) -> list[Any]:
+    body = parse(TokenizeRequest, data)
     with runtime.prompts.tokenizer_open() as tokenizer:
         tokens = _split(runtime, tokenizer, body, salt)
         if not body.with_pieces:

@@ -13,6 +13,7 @@ from headstart.api.body import parse
 from headstart.api.errors import NotImplementedHere
 from headstart.api.framing import NDJSON
 from headstart.api.handler import answer
+from headstart.api.incoming import SMALL_BODY
 from headstart.api.ollama.conversation import reply_seed
 from headstart.api.ollama.encode import OllamaChatEncoder, OllamaGenerateEncoder, nothing_said
 from headstart.api.ollama.model_list import listed, running, shown, tagged
@@ -90,7 +91,7 @@ async def show(request: HttpRequest) -> Response:
     """Describes a model."""
     service = service_of(request)
     service.ready()
-    body = parse(OllamaShowRequest, await service.body(request))
+    body = parse(OllamaShowRequest, await service.body(request, SMALL_BODY))
     return JSONResponse(shown(service.models.find(body.model or body.name)))
 
 
@@ -107,7 +108,7 @@ async def pull(request: HttpRequest) -> Response:
     service, pulls = service_of(request), request.app.state.pulls
     pulls.check(request.scope)
     service.drain.check()
-    body = parse(OllamaPullRequest, await service.body(request))
+    body = parse(OllamaPullRequest, await service.body(request, SMALL_BODY))
     download = Download(service, pulls, body.wanted)
     if body.stream is not False:
         return StreamingResponse(download.lines(), media_type=NDJSON.media_type)
