@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -40,7 +41,9 @@ class SameOrderMachine(RuleBasedStateMachine):
         self.index = Index(8)
         self.saves: dict[bytes, float] = {}
         self.memory = Retention("memory", self.index, lambda entry: self.saves[entry.id] / SIZE)
-        self.disk = Catalog(Path(":memory:"))
+        self.folder = TemporaryDirectory()
+        self.disk = Catalog(Path(self.folder.name) / "index.sqlite")
+        self.disk._db.execute("PRAGMA synchronous=OFF")
 
     @rule(owner=OWNERS, path=PATHS, wait=st.floats(0, 5000))
     def request(self, owner: str, path: str, wait: float) -> None:
@@ -120,6 +123,7 @@ class SameOrderMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "disk"):
             self.disk.close()
+        self.folder.cleanup()
 
 
 TestSameOrder = SameOrderMachine.TestCase
