@@ -123,7 +123,7 @@ class SameOrderMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "disk"):
             self.disk.close()
-        self.folder.cleanup()
+            self.folder.cleanup()
 
 
 TestSameOrder = SameOrderMachine.TestCase
