@@ -35,7 +35,7 @@ PortOption = Annotated[
         envvar="HEADSTART_PORT",
         metavar="N",
         rich_help_panel=NETWORK,
-        help="Port; 0 for any free one (not for a fleet).",
+        help="Port; 0 for any free one.",
         show_default="8000",
     ),
 ]

@@ -264,6 +264,19 @@ def test_tickets_of_tls_are_no_stale_answer(start: Start, tmp_path: Path, monkey
                 assert store.have([name(1)]) == [False]
 
 
+def test_connections_do_not_stay_at_a_server_that_has_become_a_replica(start: Start) -> None:
+    """After a failover the address leads to another server. Reads went on at the old one, so nothing else ended them."""
+    server = start()
+    with closing(server.store()) as store:
+        assert store.put(name(1), blob(10))
+        before = store._client.execute_command("CLIENT", "ID")
+        assert store._client.execute_command("CLIENT", "ID") == before
+        store._client.execute_command("REPLICAOF", HOST, "1")
+        with pytest.raises(StoreError, match="this is a replica"):
+            store.put(name(2), blob(10))
+        assert store._client.execute_command("CLIENT", "ID") != before
+
+
 def test_a_plain_connection_over_a_network_is_warned_of(start: Start) -> None:
     elsewhere = "127.0.0.2"  # not one of the names of this machine that are taken as safe
     server = start("--bind", HOST, elsewhere, "--maxmemory", "12mb", "--maxmemory-policy", "volatile-lru")
