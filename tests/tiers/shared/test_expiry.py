@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headstart.prefix_cache.expiry import LOOKS
-from headstart.tiers.shared.expiry import OwnerContents, contents, erase, sweep
+from headstart.tiers.shared.expiry import OwnerContents, contents, erase, shorten, sweep
 from headstart.tiers.shared.folder import FolderStore
 from headstart.tiers.shared.names import ObjectNames, parse
 from headstart.tiers.shared.store import SharedStore
@@ -75,6 +75,22 @@ def test_valkey_expires_by_itself(tmp_path: Path) -> None:
     time.sleep(0.15)
     assert contents(store) == [OwnerContents(short(OWNER), 1, 100, None)]
     assert sweep(store, lambda _: 0.0) == 0
+    assert len(list(store.objects())) == 1
     assert erase(store, NAMES.prefix(OWNER)) == 1
+    store.close()
+    server.kill()
+
+
+def test_what_valkey_has_already_gets_a_new_term(tmp_path: Path) -> None:
+    """Fault: what was stored before a term was set stayed for ever."""
+    server = ValkeyServer(tmp_path)
+    store = server.store()
+    names = [NAMES.of(owner, kind, b"1") for owner in (OWNER, OTHER) for kind in ("kv", "state", "note", "key")]  # type: ignore[arg-type]
+    for name in names:
+        store.put(name, BLOB)
+    shorten(store, lambda owner: 60.0 if owner == short(OWNER) else math.inf)
+    left = [store._client.pttl(name) for name in names]
+    assert all(0 < life <= 60_000 for life in left[:3])
+    assert left[3:] == [-1] * 5, "a data key, and another owner"
     store.close()
     server.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -183,6 +184,16 @@ def test_objects_expire_by_the_servers_clock_and_a_touch_does_not_help(start: St
     store.close()
 
 
+def test_lives_become_shorter_and_never_longer(start: Start) -> None:
+    with closing(start().store()) as store:
+        for number, life in enumerate((math.inf, 60.0, 2.0, math.inf, math.inf)):
+            assert store.put(name(number), blob(10), life=life)
+        store.limit([(name(0), 9.0), (name(1), 9.0), (name(2), 9.0), (name(3), -1.0), (name(4), math.inf), (name(5), 9.0)])
+        left = [store._client.pttl(name(number)) for number in range(6)]
+        assert all(low < life <= high for life, low, high in zip(left, (2000, 2000, 0), (9000, 9000, 2000), strict=False)), left
+        assert left[3:] == [-2, -1, -2], "deleted; for ever; missing"
+
+
 def test_a_wrong_password_is_an_error_that_shows_none(start: Start) -> None:
     server = start(password="right-secret")
     assert server.store().have([name(1)]) == [False]
@@ -197,7 +208,7 @@ def test_a_wrong_password_is_an_error_that_shows_none(start: Start) -> None:
 
 def test_a_user_needs_few_rights(start: Start) -> None:
     """The line for an ACL file in docs/shared.md."""
-    rights = "~hs1/* resetchannels -@all +get +set +exists +touch +unlink +scan +strlen"
+    rights = "~hs1/* resetchannels -@all +get +set +exists +touch +pexpire +unlink +scan +strlen"
     server = start("--user", *f"headstart on >pw {rights}".split())
     store = ValkeyStore(HOST, server.port, user="headstart", password="pw", timeout=2.0)
     assert store.put(name(1), blob(10))
@@ -205,6 +216,7 @@ def test_a_user_needs_few_rights(start: Start) -> None:
     assert store.get([name(1)]) == [blob(10)]
     assert store.have([name(1)]) == [True]
     store.touch([name(1)])
+    store.limit([(name(1), 9.0)])
     assert len(list(store.objects())) == 2
     store.delete([name(1)])
     assert store.warnings() == []  # INFO is not among the rights

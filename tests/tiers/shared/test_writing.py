@@ -6,11 +6,13 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headstart.errors import Unavailable
+from headstart.tiers.disk import Label
 from headstart.tiers.shared import tier as tiers
 from headstart.tiers.shared import writing
 from headstart.tiers.shared.data_keys import DataKeys
@@ -18,7 +20,7 @@ from headstart.tiers.shared.folder import FolderStore
 from headstart.tiers.shared.keys import FleetKeys, TagKeys
 from headstart.tiers.shared.names import parse
 from headstart.tiers.shared.store import Blob, StoreError
-from headstart.tiers.shared.tier import Saves
+from headstart.tiers.shared.tier import Saves, StoreTier
 from headstart.tiers.shared.valkey import ValkeyStore
 from live import wait_until
 from stores import HOST, ValkeyServer
@@ -189,6 +191,69 @@ def test_bytes_written_are_at_most_those_computed(store: FolderStore) -> None:
     assert tiers_of_fleet[1].counters["there"] == 10
     for tier in tiers_of_fleet:
         tier.close(5)
+
+
+def lives(store: ValkeyStore, tier: StoreTier, labels: list[Label]) -> list[float]:
+    """Milliseconds that entries have in Valkey: -1 for ever, -2 not there."""
+    return [store._client.pttl(tier._link.name(label)) for label in labels]
+
+
+def test_what_a_server_without_a_term_has_stored_gets_the_term_when_it_is_offered_again(valkey: ValkeyServer) -> None:
+    store, wanted = valkey.store(10.0), request(prompt(3), SIZE)
+    for expire in (math.inf, 600.0):
+        tier = tier_of(store, KEYS, expire=expire)
+        labels = [replace(wanted.label(block), written=time.time() - age) for block, age in enumerate((0, 300, 900))]
+        for block, label in enumerate(labels):
+            assert tier.offer(label, payload_of(block, SIZE))
+        answered(tier, 3)
+        assert tier._writing.close(10)
+        if expire == math.inf:
+            assert lives(store, tier, labels) == [-1, -1, -1]
+    assert tier.counters["there"] == 3
+    young, old, expired = lives(store, tier, labels)
+    assert 300_000 < young <= 600_000
+    assert 0 < old <= 300_000
+    assert expired == -2
+    assert [tier.lacks(label.key) for label in labels] == [False, False, True]
+    store.close()
+
+
+def test_what_is_touched_gets_its_term(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "shorten", lambda *_: None)
+    store, wanted = valkey.store(10.0), request(prompt(2), SIZE)
+    labels = [replace(wanted.label(block), written=time.time() - 300) for block in range(2)]
+    first, second = tier_of(store, KEYS), tier_of(store, KEYS, expire=600.0)
+    for block, label in enumerate(labels):
+        assert first.offer(label, payload_of(block, SIZE))
+    answered(first, 2)
+    second.touch([labels[0]])
+    wait_until(lambda: lives(store, second, labels)[0] != -1)
+    touched, other = lives(store, second, labels)
+    assert 0 < touched <= 300_000
+    assert other == -1
+    for tier in (first, second):
+        tier.close(5)
+
+
+def test_a_server_with_a_new_term_looks_once_at_what_valkey_has(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+    monkeypatch.setattr(writing, "LOOK", 0.01)
+    monkeypatch.setattr(writing, "sweep", lambda *_: looks.append(0) or 0)
+    store, wanted = valkey.store(10.0), request(prompt(2), SIZE)
+    first = tier_of(store, KEYS)
+    for block in range(2):
+        assert first.offer(wanted.label(block), payload_of(block, SIZE))
+    answered(first, 2)
+    first._writing.close(10)
+    assert not looks
+    second = tier_of(store, KEYS, expire=2.0)
+    labels = [wanted.label(block) for block in range(2)]
+    wait_until(lambda: -1 not in lives(store, second, labels))
+    store.put(second._link.name(labels[0]), memoryview(b"of a server without a term"))
+    before = len(looks)
+    wait_until(lambda: len(looks) > before + 1)
+    assert lives(store, second, labels)[0] == -1, "a look at everything takes long"
+    second.close(5)
 
 
 @pytest.mark.parametrize("encrypt", [False, True])

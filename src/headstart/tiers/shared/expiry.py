@@ -1,7 +1,8 @@
 """What is in a store, by owner; deleting what belongs to one owner, and what is too old (`--shared-expire`).
 
-The age of an object counts from when its text was first stored, as on disk. Valkey deletes objects itself when their life ends.
-Other stores need `sweep`, `LOOKS` times a term. Names say which owner an object belongs to, so nothing is read.
+The age of an object counts from when its text was first stored, as on disk. Valkey deletes objects itself when their life ends,
+and needs `shorten` when a term is new. Other stores need `sweep`, `LOOKS` times a term. Names say which owner an object belongs
+to, so nothing is read.
 """
 
 from __future__ import annotations
@@ -77,6 +78,17 @@ def sweep(store: SharedStore, term: Callable[[str], float]) -> int:
         return seconds < math.inf and stored.age > seconds * (1 - 2 / LOOKS)
 
     return _delete(store, filter(old, store.objects(f"{VERSION}/")))
+
+
+def shorten(store: SharedStore, term: Callable[[str], float]) -> None:
+    """Gives what is in a store that deletes by itself no more than its term from now: it may be older than the term.
+
+    Raises StoreError; another call begins anew.
+    """
+    if not store.expires:
+        return
+    names = [(stored.name, name) for stored in store.objects(f"{VERSION}/") if (name := parse(stored.name)) is not None]
+    store.limit([(full, term(name.owner)) for full, name in names if name.kind != "key"])
 
 
 def _is_key(stored: Stored) -> bool:

@@ -219,6 +219,9 @@ class FolderStore(SharedStore):
 
         self._wait(work, 0)
 
+    def limit(self, lives: Sequence[tuple[str, float]]) -> None:
+        pass  # `expiry.sweep` deletes
+
     def delete(self, names: Sequence[str]) -> None:
         paths = [self._path(name) for name in names]
 

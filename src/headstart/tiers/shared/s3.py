@@ -155,6 +155,9 @@ class S3SharedStore(SharedStore):
     def touch(self, names: Sequence[str]) -> None:
         pass  # S3 evicts nothing
 
+    def limit(self, lives: Sequence[tuple[str, float]]) -> None:
+        pass  # `expiry.sweep` deletes
+
     def delete(self, names: Sequence[str]) -> None:
         with self._calling():
             for at in range(0, len(names), _DELETE):

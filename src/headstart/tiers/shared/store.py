@@ -131,6 +131,12 @@ class SharedStore(Protocol):
     def touch(self, names: Sequence[str]) -> None:
         """Says that objects are in use, so that the store evicts others first. Their age does not change."""
 
+    def limit(self, lives: Sequence[tuple[str, float]]) -> None:
+        """Shortens the lives of objects that are there: no seconds or less delete them, and no life becomes longer.
+
+        For stores with `expires`; others do nothing.
+        """
+
     def delete(self, names: Sequence[str]) -> None:
         """Deletes objects, if they are there."""
 

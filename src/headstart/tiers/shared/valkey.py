@@ -188,13 +188,17 @@ class ValkeyStore(SharedStore):
     def _set(self, name: str, data: Blob, life: float, *condition: str) -> bool:
         if life <= 0:
             return False
-        expiry = () if life == math.inf else ("PX", str(max(1, int(life * 1000))))
+        expiry = () if life == math.inf else ("PX", str(max(1, _milliseconds(life))))
         ((answer),) = self._all([("SET", name, data, *expiry, *condition)])
         return answer is not None
 
     def touch(self, names: Sequence[str]) -> None:
         if names:
             self._all([("TOUCH", *names)])
+
+    def limit(self, lives: Sequence[tuple[str, float]]) -> None:
+        for some in _batches(lives, _LIST):
+            self._all([("PEXPIRE", name, str(_milliseconds(life)), "LT") for name, life in some if life < math.inf])
 
     def delete(self, names: Sequence[str]) -> None:
         for some in _batches(names, _LIST):
@@ -208,6 +212,10 @@ class ValkeyStore(SharedStore):
 def _batches(all: Any, size: int) -> Iterator[Any]:
     """Parts of a sequence, of at most `size` elements."""
     return (all[at : at + size] for at in range(0, len(all), size))
+
+
+def _milliseconds(life: float) -> int:
+    return max(0, int(life * 1000))
 
 
 def _facts(info: bytes) -> dict[str, str]:

@@ -20,7 +20,7 @@ from headstart.errors import Unavailable
 from headstart.interfaces.tokens import BlockId, Bytes
 from headstart.tiers.disk import Label, Note
 from headstart.tiers.shared.envelope import seal, seal_note
-from headstart.tiers.shared.expiry import sweep
+from headstart.tiers.shared.expiry import shorten, sweep
 from headstart.tiers.shared.reading import Link
 from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.servers import EVERY, ServerCard, publish
@@ -100,6 +100,7 @@ class Writing:
         self._changed = threading.Condition()
         self._ends: float | None = None
         self._looked = self._swept = self._said = -math.inf
+        self._known_terms: tuple[dict[str, float], float] | None = None  # that hold for all that the store has
         self._allowance, self._filled = float(BURST), link.clock()
         self._sealed: Blob = memoryview(b"")  # memory for sealing
         self._thread = threading.Thread(target=self._loop, name="headstart-shared", daemon=True)
@@ -223,7 +224,7 @@ class Writing:
             return [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
 
     def _look_after(self) -> None:
-        """Forgets destroyed keys, and deletes what has expired in a store that does not do it itself."""
+        """Forgets destroyed keys, and deletes what has expired, or has the store do it."""
         now = self._link.clock()
         if now < self._looked + LOOK or not self._link.breaker.closed:
             return
@@ -238,6 +239,9 @@ class Writing:
             self._swept = now
             own, everybody = self._terms.by_name(), self._terms.everybody
             self._link.counters["erased"] += sweep(self._link.store, lambda owner: own.get(owner, everybody))
+            if (own, everybody) != self._known_terms:
+                shorten(self._link.store, lambda owner: own.get(owner, everybody))
+                self._known_terms = own, everybody
 
     def _touch(self, labels: Sequence[Label]) -> None:
         if not labels:
@@ -245,6 +249,7 @@ class Writing:
         names = list(map(self._link.name, labels))
         self._link.store.touch(names)
         self._link.breaker.succeeded()
+        self._limit(labels)
         if not all(self._link.store.have(names)):  # evicted, or everything is gone: it is stored again when it is used again
             self._link.stored.clear()
 
@@ -255,12 +260,12 @@ class Writing:
         names = [link.name(label) for label, _ in batch]
         found = link.store.have(names)
         link.breaker.succeeded()
+        self._limit([label for (label, _), there in zip(batch, found, strict=True) if there])
         for (label, payload), name, there in zip(batch, names, found, strict=True):
             if there and label.key not in link.bad:
                 link.counters["there"] += 1
                 continue
-            age = max(0.0, self._wall() - label.written) if label.written else 0.0
-            life = self._terms.of(label.owner) - age
+            age, life = self._age(label), self._life(label)
             if not self._in_time(len(payload)) or life <= 0:
                 link.stored.drop(label.key)
                 continue
@@ -272,6 +277,22 @@ class Writing:
                 link.counters["saved_bytes"] += len(blob)
             else:
                 link.stored.drop(label.key)
+
+    def _limit(self, labels: Sequence[Label]) -> None:
+        """What is there may be from a time when its term was longer, or from a server that has none."""
+        lives = [(label, life) for label in labels if (life := self._life(label)) < math.inf]
+        if lives:
+            self._link.store.limit([(self._link.name(label), life) for label, life in lives])
+        for label, life in lives:
+            if life <= 0:
+                self._link.stored.drop(label.key)
+
+    def _age(self, label: Label) -> float:
+        return max(0.0, self._wall() - label.written) if label.written else 0.0
+
+    def _life(self, label: Label) -> float:
+        """Seconds for which an entry may be kept from now."""
+        return self._terms.of(label.owner) - self._age(label)
 
     def _memory(self, size: int) -> Blob:
         """Memory for the next object, which has been used before: new memory costs more than sealing."""
