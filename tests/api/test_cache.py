@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,39 @@ def test_in_a_fleet_every_server_that_has_a_chain_does_it() -> None:
         gone = call(a, "bob", "DELETE", f"/headstart/cache/{alone}").json()
         assert gone["entries"] > 3
         assert listed(b, "bob")["data"] == []
+
+
+@pytest.mark.parametrize(
+    "asked", [0, 1, 2], ids=["by one that has the first turn", "by one that has both", "by one that has none"]
+)
+def test_a_deletion_takes_the_earlier_turns_of_a_conversation_that_has_moved(asked: int) -> None:
+    fleet, options = Fleet(), {"model_id": "fake", "api_keys": [*KEYS.values()], "isolate": "key"}
+    settings = Settings(memory_budget=1 << 20)
+    with ExitStack() as stack:
+        fleet.runtimes = [stack.enter_context(Runtime(lambda: FakeEngine(slots=1, ctx=1024), settings)) for _ in range(3)]
+        servers = [stack.enter_context(serving(one, wait=False, elsewhere=fleet, **options)) for one in fleet.runtimes]
+        system, question = {"role": "system", "content": "Be kind. " * 20}, {"role": "user", "content": WORDS["bob"]}
+        other = {"role": "user", "content": WORDS["alice"]}
+
+        def say(server: Server, *messages: dict[str, str]) -> dict[str, str]:
+            body = {"messages": [*messages], "max_tokens": 4, "temperature": 0}
+            reply: dict[str, str] = call(server, "bob", "POST", "/v1/chat/completions", json=body).json()["choices"][0][
+                "message"
+            ]
+            return {name: reply[name] for name in ("role", "content")}
+
+        reply = say(servers[0], system, question)
+        say(servers[0], system, other)
+        say(servers[1], system, question, reply, {"role": "user", "content": "And then?"})
+        wait_until(lambda: [settled_turns(one) for one in fleet.runtimes] == [2, 1, 0])
+        (moved,) = listed(servers[1], "bob")["data"]
+        assert len(listed(servers[0], "bob")["data"]) == 2
+        assert call(servers[asked], "alice", "DELETE", f"/headstart/cache/{moved['id']}").status_code == 404
+        gone = call(servers[asked], "bob", "DELETE", f"/headstart/cache/{moved['id']}").json()
+        assert gone["deleted"]
+        assert gone["tokens"] == moved["tokens"]
+        assert listed(servers[1], "bob")["data"] == []
+        (left,) = listed(servers[0], "bob")["data"]
+        text = call(servers[0], "bob", "GET", f"/headstart/cache/{left['id']}/text").json()["text"]
+        assert WORDS["alice"][:20] in text
+        assert WORDS["bob"] not in text

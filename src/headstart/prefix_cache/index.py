@@ -18,7 +18,7 @@ Example: after two chats with one system prompt of two blocks, the index has a t
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, ValuesView
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, ValuesView
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -363,7 +363,7 @@ class Index:
         """Whether at least two canonical entries follow a block. Derived ones do not count: each settled reply leaves one."""
         return self._after(key).branches
 
-    def children(self, key: BlockId) -> Iterable[Entry]:
+    def children(self, key: BlockId) -> Siblings[Entry]:
         """The blocks and open tails that follow a block."""
         return self._after(key)
 

@@ -69,12 +69,30 @@ class CachedChain:
 
 
 @dataclass(frozen=True, slots=True)
+class DeletedStretch:
+    """What an entry was, for servers that have others of the same text.
+
+    Attributes:
+        parent: the entry before it.
+        packed: its tokens (`index.Entry`).
+    """
+
+    parent: BlockId
+    packed: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Deleted:
-    """What was deleted: entries, their tokens, and bytes on disk."""
+    """What was deleted: entries, their tokens, and bytes on disk.
+
+    Attributes:
+        stretches: the same entries, the last one first.
+    """
 
     entries: int
     tokens: int
     disk_bytes: int
+    stretches: tuple[DeletedStretch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +232,8 @@ class CachedChains:
                 raise Conflict("This chain is pinned: unpin it first.", code="pinned")
             keys, labels = {entry.id for entry in going}, list[Label]()
             keys |= {checkpoint_id(entry.id) for entry in own}  # one that was evicted has left a ghost
-            deleted = Deleted(len(own), sum(entry.length for entry in own), 0)
+            stretches = tuple(DeletedStretch(entry.parent, entry.packed) for entry in own)
+            deleted = Deleted(len(own), sum(entry.length for entry in own), 0, stretches)
             barred.add(keys)  # between two pieces nothing brings them back
             try:
                 for entry in going if self._cache.shared.on else ():
@@ -254,6 +273,40 @@ class CachedChains:
                 f"{error} The chain is deleted here, but not there. `headstart fleet rm` deletes there all that its owner has."
             ) from None
         return deleted
+
+    def delete_earlier(self, stretches: Sequence[DeletedStretch], owner: bytes | None) -> Deleted:
+        """Deletes the earlier turns of a chain that another server has deleted.
+
+        A conversation that has moved has left them here. They end in the middle of the chain, often in an open tail. What other
+        chains continue stays.
+
+        Raises:
+            NotFound: none are here.
+            Conflict, Unavailable: see `delete`.
+        """
+
+        def ends() -> LongWork[list[BlockId]]:
+            yield from self._learn_all()
+            found = list[BlockId]()
+            for one in stretches:
+                begun = self._index.children(one.parent).prefixes(one.packed, canonical_only=False)
+                found += (entry.id for entry in begun if not entry.followed)
+                yield
+            return found
+
+        parts = list[Deleted]()
+        for key in self._in_portions(ends()):
+            try:
+                parts.append(self.delete(key, owner))
+            except NotFound:  # it has just gone, or belongs to another
+                continue
+            except Conflict as error:
+                if error.code != "continued":
+                    raise
+        if not parts:
+            raise NotFound("Nothing of this chain is stored here.", param="id", code="chain_not_found")
+        entries, tokens = sum(one.entries for one in parts), sum(one.tokens for one in parts)
+        return Deleted(entries, tokens, sum(one.disk_bytes for one in parts))
 
     # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from headstart.errors import Conflict, NotFound, RequestError, Unavailable
 from headstart.interfaces.tokens import BlockId
 from headstart.serving.runtime import Runtime
-from headstart.serving.stored import CachedChain
+from headstart.serving.stored import CachedChain, CachedChains, Deleted, DeletedStretch
 
 Action = Literal["show", "text", "pin", "unpin", "delete"]
-CHANGES: frozenset[Action] = frozenset({"pin", "unpin", "delete"})
-"""What is done at each server of a fleet that has the chain. The others are answered by the first that has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +22,7 @@ class ChainRequest:
         operator: whether it reaches the chains of all. It reads the text of none but its own.
         start: the first token of the text.
         tokens: most tokens of it; None for all.
+        deleted: what others have deleted of it. A server that has not the whole chain deletes its earlier turns.
     """
 
     action: Action
@@ -33,21 +31,24 @@ class ChainRequest:
     operator: bool
     start: int = 0
     tokens: int | None = None
+    deleted: tuple[DeletedStretch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ChainAnswer:
-    """What another server did.
+    """What a server did.
 
     Attributes:
         body: of its answer; None if it has no such chain.
         message: why it refused; "" if it did not.
         code: of a conflict.
+        deleted: what it has deleted.
     """
 
     body: dict[str, Any] | None = None
     message: str = ""
     code: str | None = None
+    deleted: tuple[DeletedStretch, ...] = ()
 
     @property
     def error(self) -> RequestError:
@@ -59,38 +60,40 @@ class ChainAnswer:
 def answer(runtime: Runtime, asked: ChainRequest) -> ChainAnswer:
     """`act` for another server."""
     try:
-        return ChainAnswer(act(runtime, asked))
+        return act(runtime, asked)
     except NotFound:
         return ChainAnswer()
     except RequestError as error:
         return ChainAnswer(message=error.with_flags, code=error.code if isinstance(error, Conflict) else None)
 
 
-def act(runtime: Runtime, asked: ChainRequest) -> dict[str, Any]:
-    """Does it here. Returns the body of the answer. Raises NotFound, Conflict and Unavailable."""
+def act(runtime: Runtime, asked: ChainRequest) -> ChainAnswer:
+    """Does it here. Raises NotFound, Conflict and Unavailable."""
     stored, key = runtime.stored, asked.key
     owner = None if asked.operator else asked.caller
     match asked.action:
         case "show":
-            return _entries(stored.get(key, owner), asked.caller)
+            return ChainAnswer(_entries(stored.get(key, owner), asked.caller))
         case "text":
-            return {"id": key.hex(), "start": asked.start, "text": _text(runtime, stored.get(key, asked.caller), asked)}
+            text = _text(runtime, stored.get(key, asked.caller), asked)
+            return ChainAnswer({"id": key.hex(), "start": asked.start, "text": text})
         case "pin":
-            return figures(stored.pin(key, owner), asked.caller)
+            return ChainAnswer(figures(stored.pin(key, owner), asked.caller))
         case "unpin":
-            return figures(stored.unpin(key, owner), asked.caller)
+            return ChainAnswer(figures(stored.unpin(key, owner), asked.caller))
         case "delete":
-            gone = stored.delete(key, owner)
+            gone = _deleted(stored, asked, owner)
             figure = {"entries": gone.entries, "tokens": gone.tokens, "disk_bytes": gone.disk_bytes}
-            return {"id": key.hex(), "deleted": True, **figure}
+            return ChainAnswer({"id": key.hex(), "deleted": True, **figure}, deleted=gone.stretches)
 
 
-def joined(action: Action, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One body of those of several servers, this one's first."""
-    if action != "delete":
-        return bodies[0]
-    figure = {name: max(body[name] for body in bodies) for name in ("entries", "tokens")}
-    return {**bodies[0], **figure, "disk_bytes": sum(body["disk_bytes"] for body in bodies)}
+def _deleted(stored: CachedChains, asked: ChainRequest, owner: bytes | None) -> Deleted:
+    try:
+        return stored.delete(asked.key, owner)
+    except NotFound:
+        if not asked.deleted:
+            raise
+        return stored.delete_earlier(asked.deleted, owner)
 
 
 def figures(chain: CachedChain, caller: bytes) -> dict[str, Any]:

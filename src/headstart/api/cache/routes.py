@@ -13,11 +13,11 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from headstart.api.cache.actions import CHANGES, Action, ChainRequest, act, figures, joined
+from headstart.api.cache.actions import Action, ChainRequest, figures
+from headstart.api.cache.everywhere import act_everywhere
 from headstart.api.openapi import ERRORS
 from headstart.api.route import Salt
 from headstart.api.service import service_of
-from headstart.errors import NotFound, RequestError, Unavailable
 from headstart.interfaces.tokens import BlockId
 from headstart.serving.stored import CHAINS
 
@@ -91,21 +91,7 @@ async def _answer(
     service = service_of(request)
     runtime, caller = service.ready(), service.owner(request, user, cache_salt)
     asked = ChainRequest(action, _key(id), caller, request.scope["operator"], start, tokens)
-    found: list[dict[str, Any]] = []
-    error: RequestError | None = None
-    try:
-        found.append(await asyncio.to_thread(act, runtime, asked))
-    except (NotFound, Unavailable) as here:
-        error = here
-    if action in CHANGES or not found:
-        for there in await service.elsewhere.chain(asked):
-            if there.message:
-                error = there.error
-            elif there.body is not None:
-                found.append(there.body)
-    if error is not None and (not found or (action in CHANGES and not isinstance(error, NotFound))):
-        raise error
-    return JSONResponse(joined(action, found))
+    return JSONResponse(await act_everywhere(runtime, service.elsewhere, asked))
 
 
 def _key(id: str) -> BlockId:
