@@ -226,6 +226,16 @@ def test_reasoning_belongs_to_its_place_in_its_conversation() -> None:
     assert "reasoning_content" not in client.conversation([system("b"), user("sure?"), yes]).messages[2]
 
 
+def test_replies_with_one_id_are_told_apart_by_their_calls() -> None:
+    """Ids that follow from the place of a reply are the same in all replies to one question."""
+    client, replies = Client(), [call('{"path": "a", "lines": 20.0}'), call('{"path": "b", "lines": 3}')]
+    for reply, reasoning in zip(replies, ("a first", "b first"), strict=True):
+        client.reply_memory.reply("", [user("go")], {**reply, "reasoning_content": reasoning})
+    sent_back = [call({"lines": 20, "path": "a"}), call({"lines": 3, "path": "b"}), call({"lines": 3, "path": "c"})]
+    found = [client.conversation([user("go"), reply], [tool(PATHS)]).messages[1] for reply in sent_back]
+    assert [message.get("reasoning_content") for message in found] == ["a first", "b first", None]
+
+
 def test_a_conversation_keeps_the_date_on_which_it_began() -> None:
     client = Client(DATED)
     first = client.text([system("be brief"), user("go")])

@@ -15,7 +15,7 @@ from typing import Any
 from blake3 import blake3
 
 from headstart.lru import Lru
-from headstart.output.canonical_json import canonical_tool
+from headstart.output.canonical_json import canonical_arguments, canonical_tool
 from headstart.output.json_values import bytes_of
 
 
@@ -79,7 +79,7 @@ class ReplyMemory:
             self._reasoning.put(digest.name(message), reasoning)
 
     def reasoning(self, digest: ConversationDigest, message: Mapping[str, Any]) -> str | None:
-        """The reasoning of a reply that came back without it. The key is a call's id, or the conversation before the reply."""
+        """The reasoning of a reply that came back without it. The key has a call's id, or the conversation before the reply."""
         return self._reasoning.get(digest.name(message))
 
     def mark_sent(self, salt: str, message_id: str) -> None:
@@ -130,8 +130,25 @@ class ConversationDigest:
     def name(self, reply: Mapping[str, Any]) -> bytes:
         """The key of a reply at this place."""
         text = (reply.get("content") or "").strip()
-        ids = [call["id"] for call in reply.get("tool_calls") or () if call.get("id")]
-        return _digest("call", self._salt, ids[0], text) if ids else _digest("said", self._salt, self._hasher.hexdigest(), text)
+        calls = reply.get("tool_calls") or ()
+        ids = [call["id"] for call in calls if call.get("id")]
+        place = ("call", self._salt, ids[0]) if ids else ("said", self._salt, self._hasher.hexdigest())
+        return _digest(*place, text, *map(_called, calls))
+
+
+def _called(call: Mapping[str, Any]) -> str:
+    """What a call says, without its id: ids that follow from the place of a reply are those of all replies at this place.
+
+    Whole numbers are integers, because clients write 20.0 as 20.
+    """
+    function = call["function"]
+    said = json.dumps([function["name"], canonical_arguments(function.get("arguments"), None)], default=str)
+    return json.dumps(json.loads(said, parse_float=_number)) if ".0" in said else said
+
+
+def _number(digits: str) -> int | float:
+    value = float(digits)
+    return int(value) if value.is_integer() else value
 
 
 def _digest(*parts: str) -> bytes:
