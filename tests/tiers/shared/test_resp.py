@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import socket
 import threading
@@ -49,25 +50,29 @@ def plain(answer: Any) -> Any:
 class Connected:
     """A parser at one end of a socket; the other end sends what it is told to, in parts."""
 
-    def __init__(self, data: bytes, cuts: list[int], timeout: float = 10.0) -> None:
+    def __init__(self, data: bytes, cuts: list[int], timeout: float = 10.0, pause: float = 0.0005) -> None:
         self.ours, self._theirs = socket.socketpair()
         self.ours.settimeout(timeout)
         self.parser = PlacingParser()
         self.parser.on_connect(SimpleNamespace(_sock=self.ours, socket_timeout=timeout))
+        self._pause = pause
         self._thread = threading.Thread(target=self._send, args=(data, cuts))
         self._thread.start()
 
     def _send(self, data: bytes, cuts: list[int]) -> None:
         places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
         for start, end in pairwise(places):
-            self._theirs.sendall(data[start:end])
-            time.sleep(0.0005)
+            with contextlib.suppress(BrokenPipeError):
+                self._theirs.sendall(data[start:end])
+                time.sleep(self._pause)
         self._theirs.close()
 
     def __enter__(self) -> PlacingParser:
         return self.parser
 
     def __exit__(self, *_: object) -> None:
+        if self._pause > 0.001:
+            self.ours.close()  # nobody waits for the rest
         self._thread.join()
         self.ours.close()
 
@@ -136,6 +141,33 @@ def test_a_trickle_is_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headstart.tiers.shared.resp.SLOWEST", 1 << 40)
     cuts = list(range(1000, 100_000, 1000))
     with Connected(packed(blob(100_000)), cuts, timeout=0.01) as parser, pytest.raises(exceptions.TimeoutError, match="slowly"):
+        parser.read_response()
+
+
+@pytest.mark.parametrize(
+    ("data", "at_once"),
+    [
+        (b":" + b"0" * 400 + b"\r\n", 0),
+        (b"*1\r\n*1\r\n*100\r\n" + b":0\r\n" * 100, 0),
+        (b":0\r\n" * 100, 0),
+        (b"$400\r\n" + b"x" * 400 + b"\r\n", 0),
+        (packed(b"x" * (BEHIND + 10_000)), BEHIND + 9000),
+    ],
+    ids=["one line", "a list", "many answers to one call", "a value", "what is read over"],
+)
+def test_bytes_that_drip_are_no_progress(data: bytes, at_once: int) -> None:
+    """Fault: a byte now and then held a request for as long as the server liked."""
+    began = time.monotonic()
+    cuts = list(range(at_once, len(data)))
+    with Connected(data, cuts, timeout=0.1, pause=0.01) as parser:
+        parser.places.append((memoryview(bytearray(10)), 0))
+        with pytest.raises(exceptions.TimeoutError, match="slowly"):
+            [parser.read_response() for _ in range(100)]
+    assert time.monotonic() - began < 2, "all of it takes 4 s or more"
+
+
+def test_a_size_that_no_value_has_is_refused() -> None:
+    with Connected(b"$1000000000000\r\nabc", []) as parser, pytest.raises(exceptions.InvalidResponse):
         parser.read_response()
 
 

@@ -95,6 +95,16 @@ def test_time_limits_hold_while_a_server_hangs(start: Start) -> None:
     fresh.close()
 
 
+def test_each_call_has_the_whole_time_limit(start: Start) -> None:
+    with closing(start().store(timeout=0.5)) as store:
+        store.put(name(1), blob(10))
+        out = memoryview(bytearray(4))
+        for _ in range(2):
+            assert store.get([name(1)]) == [blob(10)]
+            assert store.get_into([(name(1), out)], 2) is not None
+            time.sleep(0.6)
+
+
 def test_closing_ends_calls_of_other_threads(start: Start) -> None:
     server = start()
     store = server.store(timeout=60.0)

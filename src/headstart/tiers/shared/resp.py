@@ -22,6 +22,8 @@ from headstart.tiers.shared.store import BEHIND, MOST, SLOWEST, Blob, Placed, ro
 
 BIG = 1 << 16
 """Bytes from which a value gets memory of its own. Smaller ones are `bytes`."""
+LARGEST = 512 << 20
+"""Bytes of the largest value that Valkey stores."""
 STEP = 1 << 20
 """Most bytes that are sent within one time limit."""
 _AHEAD = 1 << 14  # bytes that are read beside a value; they are copied once more
@@ -29,6 +31,9 @@ _AHEAD = 1 << 14  # bytes that are read beside a value; they are copied once mor
 
 class PlacingParser:
     """Reads answers in RESP 2. It has the methods that a connection of the library calls, which closes itself after an error.
+
+    The time limit holds for all answers to a call together, and longer by the time that they take at `SLOWEST`: a server that
+    sends a byte now and then must not hold whoever waits. The library asks `can_read` before each call.
 
     Args:
         received: called whenever some bytes have arrived.
@@ -48,6 +53,7 @@ class PlacingParser:
         connection.parser = self
         self._socket = connection._sock  # as the library's own parsers do
         self._limit: float = connection.socket_timeout
+        self._late: float | None = None  # when the answers to this call come too slowly; None before the first
         self._start = self._end = 0
         self.places.clear()
 
@@ -55,12 +61,16 @@ class PlacingParser:
         """Nothing: a thread that still reads finds the socket closed."""
 
     def can_read(self, timeout: float) -> bool:
-        """Whether there is something to read, or the connection was closed."""
+        """Whether there is something to read, or the connection was closed. A call begins."""
+        self._late = None
         if self._start < self._end or getattr(self._socket, "pending", int)():
             return True
+        return self._has_data(timeout) and not (isinstance(self._socket, ssl.SSLSocket) and self._only_tickets())
+
+    def _has_data(self, timeout: float = 0.0) -> bool:
         poll = select.poll()  # `select` refuses sockets with numbers above 1,023
         poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(1000 * timeout)) and not (isinstance(self._socket, ssl.SSLSocket) and self._only_tickets())
+        return bool(poll.poll(1000 * timeout))
 
     def _only_tickets(self) -> bool:
         """Whether what has come over TLS has no content: after the handshake, a server sends session tickets."""
@@ -103,42 +113,42 @@ class PlacingParser:
         return line
 
     def _bulk(self, size: int, place: tuple[Blob, int] | None) -> bytes | Blob | Placed:
+        if size > LARGEST:
+            raise InvalidResponse("a value that is too large")
         if place is None or size <= place[1] + len(place[0]):
-            whole = self._filled(room(size if place is not None else min(size, MOST)), size)
-            self._skip(size + 2 - len(whole), size)
+            whole = self._filled(room(size if place is not None else min(size, MOST)))
+            self._skip(size + 2 - len(whole))
             if place is None:
                 return whole if size >= BIG else bytes(whole)
             return Placed(whole, memoryview(b""))
         out, at = place
-        head = self._filled(room(at), size)
-        self._filled(out, size)
-        tail = self._filled(room(min(size - at - len(out), BEHIND)), size)
-        self._skip(size + 2 - at - len(out) - len(tail), size)
+        head = self._filled(room(at))
+        self._filled(out)
+        tail = self._filled(room(min(size - at - len(out), BEHIND)))
+        self._skip(size + 2 - at - len(out) - len(tail))
         return Placed(head, tail)
 
-    def _skip(self, count: int, size: int) -> None:
-        """Reads over `count` bytes of an answer of `size` bytes."""
-        waste = room(min(count, BIG))
+    def _skip(self, count: int) -> None:
+        """Reads over `count` bytes."""
+        waste, late = room(min(count, BIG)), self._late
         while count:
-            count -= len(self._filled(waste[: min(count, len(waste))], size))
+            count -= len(self._filled(waste[: min(count, len(waste))]))
+            self._late = late  # nobody waits for these
 
-    def _filled(self, out: Blob, size: int) -> Blob:
-        """Fills `out`, a part of an answer of `size` bytes, with what was read ahead, and what comes."""
+    def _filled(self, out: Blob) -> Blob:
+        """Fills `out` with what was read ahead, and what comes."""
         done = min(len(out), self._end - self._start)
         out[:done] = self._view[self._start : self._start + done]
         self._start += done
-        late = time.monotonic() + self._limit + size / SLOWEST
         while done < len(out):
             if len(out) - done >= _AHEAD:
-                done += self._received(self._socket.recv_into(out[done:]))
+                done += self._receive(out[done:])
             else:
                 self._more()
                 step = min(len(out) - done, self._end - self._start)
                 out[done : done + step] = self._view[self._start : self._start + step]
                 self._start += step
                 done += step
-            if time.monotonic() > late:
-                raise NoAnswer("the answer comes too slowly")
         return out
 
     def _more(self) -> None:
@@ -148,11 +158,19 @@ class PlacingParser:
             raise InvalidResponse("a line without end")
         self._view[:left] = bytes(self._view[self._start : self._end])
         self._start, self._end = 0, left
-        self._end += self._received(self._socket.recv_into(self._view[left:]))
+        self._end += self._receive(self._view[left:])
 
-    def _received(self, count: int) -> int:
+    def _receive(self, out: Blob) -> int:
+        """Receives at least one byte."""
+        now = time.monotonic()
+        if self._late is None:
+            self._late = now + self._limit
+        elif now > self._late and not self._has_data():  # if it has, this process was slow, not the server
+            raise NoAnswer("the answer comes too slowly")
+        count: int = self._socket.recv_into(out)
         if not count:
             raise Broken("the server closed the connection")
+        self._late += count / SLOWEST
         self._arrived()
         return count
 
