@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from headstart.errors import Unavailable
-from headstart.tiers.disk import Label
+from headstart.tiers.disk import Label, Note
 from headstart.tiers.shared import tier as tiers
 from headstart.tiers.shared import writing
-from headstart.tiers.shared.data_keys import DataKeys
+from headstart.tiers.shared.data_keys import _ID, DataKeys
 from headstart.tiers.shared.folder import FolderStore
 from headstart.tiers.shared.keys import FleetKeys, TagKeys
 from headstart.tiers.shared.names import parse
@@ -24,7 +24,7 @@ from headstart.tiers.shared.tier import Saves, StoreTier
 from headstart.tiers.shared.valkey import ValkeyStore
 from live import wait_until
 from stores import HOST, ValkeyServer
-from tiers_shared import answered, fetched, payload_of, prompt, request, tier_of
+from tiers_shared import OTHER, OWNER, answered, fetched, payload_of, prompt, request, tier_of
 
 KEYS = TagKeys(FleetKeys.generate())
 SIZE = 20_000
@@ -254,6 +254,30 @@ def test_a_server_with_a_new_term_looks_once_at_what_valkey_has(valkey: ValkeySe
     wait_until(lambda: len(looks) > before + 1)
     assert lives(store, second, labels)[0] == -1, "a look at everything takes long"
     second.close(5)
+
+
+def test_a_data_key_that_cannot_be_opened_keeps_out_its_owner_alone(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: what others had offered with it was refused, and the store was taken for one that fails."""
+    fleet = FleetKeys.generate()
+    store.put(DataKeys(store, fleet).names.of(OWNER, "key", _ID), memoryview(b"damaged"))
+    keys = DataKeys(store, fleet)
+    tier = tier_of(store, keys)
+    wanted = request(prompt(8), SIZE)
+    for turn in range(4):
+        with tier._writing._changed:  # one batch
+            for block, owner in ((2 * turn, OWNER), (2 * turn + 1, OTHER)):
+                label = replace(wanted.label(block), parent=bytes(32), owner=owner)
+                assert tier.offer(label, payload_of(block, SIZE))
+                tier.note(owner, Note(label.key * 2, label.key, b"tokens"))
+        answered(tier, 2)
+    wait_until(lambda: tier.counters["notes_saved"] == 4)
+    assert (tier.counters["saved"], tier.counters["skipped_key"], tier.counters["skipped_note"]) == (4, 4, 4)
+    assert [tier.lacks(wanted.label(block).key) for block in range(8)] == [True, False] * 4
+    assert tier._link.breaker.closed
+    assert not [name for name in tier.counters if name.startswith("fault")]
+    tier.close(5)
 
 
 @pytest.mark.parametrize("encrypt", [False, True])

@@ -21,6 +21,10 @@ _ID = b"data key"
 _OWNERS = 4096  # owners whose keys are remembered
 
 
+class UnusableKey(StoreError):
+    """An owner's data key is there and cannot be opened. The store itself works."""
+
+
 class DataKeys:
     """The data keys of all owners. Thread-safe. A method waits for the store when it asks for an owner for the first time.
 
@@ -46,7 +50,7 @@ class DataKeys:
         return found
 
     def newest(self, owner: bytes) -> SealKey:
-        """The owner's data key, made now if it has none. Raises StoreError."""
+        """The owner's data key, made now if it has none. Raises StoreError; UnusableKey if it cannot be opened."""
         if found := self.of(owner):
             return found[0]
         with self._making:
@@ -57,7 +61,7 @@ class DataKeys:
             if found := self.of(owner):  # another server may have been faster: then it is that one's key
                 return found[0]
         # Deleting it here would be wrong: perhaps this server's key file is older than the fleet's.
-        raise StoreError("other", "a data key was wrapped by another fleet key; all servers need the same key file")
+        raise UnusableKey("other", "a data key was wrapped by another fleet key; all servers need the same key file")
 
     def refresh(self, *, writes: bool = True) -> None:
         """Reads all remembered keys again: destroyed ones are forgotten.

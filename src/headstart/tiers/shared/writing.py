@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from headstart.errors import Unavailable
 from headstart.interfaces.tokens import BlockId, Bytes
 from headstart.tiers.disk import Label, Note
+from headstart.tiers.shared.data_keys import UnusableKey
 from headstart.tiers.shared.envelope import seal, seal_note
 from headstart.tiers.shared.expiry import shorten, sweep
+from headstart.tiers.shared.keys import SealKey
 from headstart.tiers.shared.reading import Link
 from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.servers import EVERY, ServerCard, publish
@@ -96,6 +98,7 @@ class Writing:
         self._waiting = 0  # bytes
         self._share, self._earned = share, 0.0  # bytes that may be written
         self._refused = Recent(REFUSED, link.clock)
+        self._keyless = Recent(LOOK, link.clock)  # owners whose key cannot be used
         self._answers: deque[BlockId] = deque()
         self._changed = threading.Condition()
         self._ends: float | None = None
@@ -269,14 +272,28 @@ class Writing:
             if not self._in_time(len(payload)) or life <= 0:
                 link.stored.drop(label.key)
                 continue
+            if (key := self._key(label.owner)) is None:
+                self._skip([label], "key")
+                continue
             link.missing.drop(label.key)
-            blob = seal(name, label, payload, link.keys.newest(label.owner), self._writer, self._memory)
+            blob = seal(name, label, payload, key, self._writer, self._memory)
             if self._put(name, blob, age, life):
                 link.bad.drop(label.key)
                 link.counters["saved"] += 1
                 link.counters["saved_bytes"] += len(blob)
             else:
                 link.stored.drop(label.key)
+
+    def _key(self, owner: bytes) -> SealKey | None:
+        """The key that seals an owner's objects. None if it cannot be used: that must not keep out the objects of others."""
+        if owner in self._keyless:
+            return None
+        try:
+            return self._link.keys.newest(owner)
+        except UnusableKey as error:
+            self._keyless.add(owner)
+            log.warning("nothing of one owner is stored: %s", error)
+            return None
 
     def _limit(self, labels: Sequence[Label]) -> None:
         """What is there may be from a time when its term was longer, or from a server that has none."""
@@ -330,9 +347,11 @@ class Writing:
             name, life = link.keys.names.of(owner, "note", note.key), self._terms.of(owner)
             if not note.value:
                 link.store.delete([name])
-            elif life > 0:
-                link.store.put(name, seal_note(name, note, link.keys.newest(owner), self._writer), life=life)
+            elif life > 0 and (key := self._key(owner)) is not None:
+                link.store.put(name, seal_note(name, note, key, self._writer), life=life)
                 link.counters["notes_saved"] += 1
+            elif life > 0:
+                link.counters["skipped_note"] += 1
             link.breaker.succeeded()
 
     def _in_time(self, size: int) -> bool:
@@ -347,10 +366,12 @@ class Writing:
         return self._ends is None or time.monotonic() < self._ends
 
     def _refuse(self, batch: Sequence[Offered], reason: str) -> None:
-        offered = [label for one in batch if one.payload is not None for label in one.labels]
-        self._link.counters[f"skipped_{reason}"] += len(offered)
+        self._skip([label for one in batch if one.payload is not None for label in one.labels], reason)
         self._link.counters["skipped_note"] += sum(one.note is not None for one in batch)
-        for label in offered:
+
+    def _skip(self, labels: Sequence[Label], reason: str) -> None:
+        self._link.counters[f"skipped_{reason}"] += len(labels)
+        for label in labels:
             self._link.stored.drop(label.key)
             self._refused.add(label.key)
 
