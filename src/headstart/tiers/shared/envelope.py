@@ -187,6 +187,12 @@ def sealed_with(blob: Blob) -> bytes:
     return id
 
 
+def written_by(blob: Blob) -> str:
+    """The server that sealed an object, of which a head is there, as hexadecimal digits."""
+    writer: bytes = _HEAD.unpack_from(blob)[6]
+    return writer.hex()
+
+
 def _seal(
     name: str, payload: memoryview, header: bytes, key: SealKey, writer: bytes, make: Callable[[int], Blob] = room
 ) -> Blob:

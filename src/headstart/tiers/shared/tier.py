@@ -15,7 +15,7 @@ from headstart.interfaces.tokens import BlockId, Bytes
 from headstart.tiers.disk import Label, Note
 from headstart.tiers.shared.breaker import Breaker
 from headstart.tiers.shared.buffers import Buffers
-from headstart.tiers.shared.envelope import SealError, open_note
+from headstart.tiers.shared.envelope import SealError, open_note, written_by
 from headstart.tiers.shared.keys import OwnerKeys
 from headstart.tiers.shared.pace import StorePace
 from headstart.tiers.shared.reading import AHEAD, Link, ReadAhead, Reading
@@ -158,8 +158,10 @@ class StoreTier:
             link.breaker.succeeded()
             if blob is not None:
                 found = open_note(name, blob, key, link.keys.of(owner))
-                self.counters["notes_fetched"] += 1
-                return found
+                if written_by(blob) not in link.distrusted:
+                    self.counters["notes_fetched"] += 1
+                    return found
+                self.counters["fault_distrusted"] += 1
         except SealError as error:
             self.counters[f"fault_{error.reason}"] += 1
         except StoreError as error:
