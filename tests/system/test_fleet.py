@@ -109,6 +109,17 @@ def test_a_request_is_explained_whichever_replica_served_it(fleet: RunningFleet)
             assert fleet.http.get("/headstart/explain").json()["id"] == id
 
 
+def test_requests_with_one_id_end_their_own_bookings(fleet: RunningFleet) -> None:
+    for number in range(2):
+        body = {"messages": conversation(f"one id {number}"), "max_tokens": 2}
+        assert fleet.http.post("/v1/chat/completions", json=body, headers={"x-request-id": "mine"}).status_code == 200
+
+    def waits() -> list[float]:
+        return [replica["wait"] for front in fleet.http.get("/headstart/fleet").json()["fronts"] for replica in front]
+
+    wait_until(lambda: waits() == [0.0] * 2, timeout=15.0)  # a booking that no report names ends after 30 s
+
+
 def test_a_chain_is_reached_whichever_replica_has_it(fleet: RunningFleet) -> None:
     fleet.chat(conversation("to be deleted"))
 

@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     from ray.serve import Application
     from ray.serve.request_router import RequestRouter
 
-    from headstart.fleet.cluster import application, direct, fronting, launch
+    from headstart.fleet.cluster import application, booked, direct, fronting, launch
     from headstart.fleet.cluster.setup import FleetSetup
 
 from headstart.config import Settings
@@ -61,6 +61,15 @@ def test_haproxy_asks_as_the_front_expects() -> None:
     assert found[1] == "SERVE_REPLICA::headstart#Replica#abc"
 
 
+def test_haproxy_takes_the_header_of_a_booking_from_the_front_only() -> None:
+    rules = source("ingress_request_router.lua.tmpl")
+    assert "json_body:match('\"request_headers\"%s*:%s*{(.-)}')" in rules
+    assert "txn.http:req_set_header(name, value)" in rules
+    (prefix,) = re.findall(r'SERVE_INGRESS_ROUTER_HEADER_PREFIX = "(.+?)"', source("constants.py"))
+    assert booked.BOOKING.startswith(prefix)
+    assert "del-header {{ ingress_request_router_header_prefix }} -m beg" in source("haproxy_templates.py")
+
+
 def test_the_variables_of_direct_mode_are_read() -> None:
     constants = source("constants.py") + source("common.py") + source("haproxy.py")
     for name in (*launch.DIRECT, *launch.PORTS):
@@ -93,4 +102,7 @@ def test_the_front_answers_with_a_replica() -> None:
 
     nobody, somebody = asyncio.run(run())
     assert nobody.status_code == 503
-    assert somebody.json() == {"host": "", "port": 0, "replica_id": "a"}
+    chosen = somebody.json()
+    (booking,) = chosen.pop("request_headers").values()
+    assert chosen == {"host": "", "port": 0, "replica_id": "a"}
+    assert re.fullmatch("[0-9a-f]{32}", booking)

@@ -24,6 +24,7 @@ with warnings.catch_warnings():
     from ray.serve.exceptions import BackPressureError
 
     from headstart.fleet.cluster import gateway, running
+    from headstart.fleet.cluster.booked import BOOKING
 
 pytestmark = pytest.mark.slow  # Ray is an extra of the slow tests
 
@@ -64,6 +65,7 @@ class Fleet:
         self.front = Front(Unread())
         self.asked: list[str] = []
         self.answers: list[Scripted] = []
+        self.headers: list[Headers] = []
         self._scripts = scripts
         for name in scripts:
             self.front.report(ReplicaReport(name, 1, 0), ModelCard(b"f" * 32, 64, False, 1024))
@@ -71,14 +73,15 @@ class Fleet:
 
     def _ask(self, replica: str, scope: Mapping[str, Any], body: bytes) -> Scripted:
         self.asked.append(replica)
+        self.headers.append(Headers(raw=scope["headers"]))
         self.answers.append(Scripted(self._scripts[replica]))
         return self.answers[-1]
 
-    def post(self, content: bytes = b"{}", timeout: float = 30.0) -> httpx.Response:
+    def post(self, content: bytes = b"{}", timeout: float = 30.0, **headers: str) -> httpx.Response:
         async def run() -> httpx.Response:
             transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
             async with httpx.AsyncClient(transport=transport, base_url="http://fleet") as client, asyncio.timeout(timeout):
-                return await client.post("/v1/chat/completions", content=content)
+                return await client.post("/v1/chat/completions", content=content, headers=headers)
 
         return asyncio.run(run())
 
@@ -91,6 +94,16 @@ def test_an_answer_is_passed_on() -> None:
     fleet = Fleet(a=[START, body(b"hello")])
     assert fleet.post().text == "hello"
     assert all(answer.cancelled for answer in fleet.answers), "nothing is left running"
+
+
+def test_requests_with_one_id_are_passed_on_with_bookings_of_the_fronts_own() -> None:
+    fleet = Fleet(a=[START, body(b"hello")])
+    for _ in range(2):
+        fleet.post(**{"x-request-id": "mine", BOOKING: "f" * 32})
+    assert [headers.getlist("x-request-id") for headers in fleet.headers] == [["mine"]] * 2
+    one, other = (headers.getlist(BOOKING) for headers in fleet.headers)
+    assert len(one) == len(other) == 1
+    assert len({*one, *other, "f" * 32}) == 3
 
 
 ENDS = [ActorDiedError(), ActorUnavailableError("gone", None), BackPressureError(1, 0), None]

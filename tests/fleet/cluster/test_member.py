@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -21,9 +22,11 @@ from starlette.datastructures import Headers
 
 from harness import check, system, user
 from headstart.api.service import Nowhere
+from headstart.chat.tenancy import OPEN
 from headstart.config import Settings
 from headstart.fleet.cluster import bridge
 from headstart.fleet.cluster import member as members
+from headstart.fleet.cluster.booked import BOOKING
 from headstart.fleet.cluster.fronting import FrontProcess
 from headstart.fleet.cluster.member import MEASURED, Member
 from headstart.fleet.cluster.setup import FleetSetup
@@ -80,13 +83,18 @@ class OneProcess(Nowhere):
             await one.close()
             self.process.front.leave(name)
 
-    async def chat(self, one: Member, *messages: dict[str, Any], key: str = "", **options: Any) -> dict[str, Any]:
+    async def chat(
+        self, one: Member, *messages: dict[str, Any], key: str = "", id: str = "request", **options: Any
+    ) -> dict[str, Any]:
         """The `headstart` object of the answer to a request that the front has seen."""
         while one._name not in self.process.front.replicas:
             await asyncio.sleep(0.01)
         body = json.dumps({"messages": messages, "max_tokens": 2, "temperature": 0, **options}).encode()
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        await self.process.front.route("request", CHAT, Headers(headers), body)
+        headers["x-request-id"] = id
+        chosen = await self.process.front.route(CHAT, Headers(headers), body)
+        assert chosen is not None
+        headers[BOOKING] = chosen.booking
         transport = httpx.ASGITransport(one.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
             answer = await client.post(CHAT, content=body, timeout=60)
@@ -253,6 +261,22 @@ def test_what_a_new_member_fetches_expires_there_too(folder: Path, key_file: Pat
             assert sum(len(entry.tokens) for entry in fetched) == one.figures().preloaded
             assert store.terms.of(owner) == 86_400
             assert all(written < entry.written < began for entry in fetched), "their age is that of their text"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("id", ["mine", "not one word"])
+def test_requests_with_one_id_end_their_own_bookings(id: str) -> None:
+    async def run() -> None:
+        found = fleet(None, None)
+        async with found.member("one") as one:
+            await asyncio.gather(*(found.chat(one, RULES, question, id=id) for question in (LONG, COUNTED)))
+            async with asyncio.timeout(10.0):
+                while len(found.process.front._router._book):
+                    await asyncio.sleep(0.01)
+            latest = one.explain(OPEN, "", None)
+            assert latest is not None
+            assert re.fullmatch("mine" if id == "mine" else "req_.{32}", latest["id"])
 
     asyncio.run(run())
 

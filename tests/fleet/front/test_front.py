@@ -59,9 +59,10 @@ class Fleet:
         return chain
 
     def route(
-        self, body: bytes, path: str = "/v1/chat/completions", *, name: str = "r", without: Sequence[str] = ()
+        self, body: bytes, path: str = "/v1/chat/completions", *, id: str = "r", without: Sequence[str] = ()
     ) -> str | None:
-        return asyncio.run(self.front.route(name, path, Headers(), body, without=without))
+        chosen = asyncio.run(self.front.route(path, Headers({"x-request-id": id}), body, without=without))
+        return None if chosen is None else chosen.replica
 
 
 @pytest.fixture
@@ -108,17 +109,33 @@ def test_a_replica_that_left_gets_no_requests_until_it_reports_again(fleet: Flee
 def test_a_replica_that_failed_the_request_is_passed_over(fleet: Fleet) -> None:
     fleet.report("a", [PROMPT])
     fleet.report("b")
-    assert fleet.route(PROMPT, name="1") == "a"
-    assert fleet.route(PROMPT, name="1", without=["a"]) == "b"
-    assert fleet.route(PROMPT, name="1", without=["a", "b"]) is None
+    assert fleet.route(PROMPT, id="1") == "a"
+    assert fleet.route(PROMPT, id="1", without=["a"]) == "b"
+    assert fleet.route(PROMPT, id="1", without=["a", "b"]) is None
 
 
-def test_a_burst_spreads_and_one_prefix_meets(fleet: Fleet) -> None:
+@pytest.mark.parametrize("ids", ["1234", "1111"], ids=["own ids", "one id"])
+def test_a_burst_spreads_and_one_prefix_meets(fleet: Fleet, ids: str) -> None:
     for name in "ab":
         fleet.report(name)
     first, second = bytes([1] * 640), bytes([2] * 640)
-    assert fleet.route(first, name="1") != fleet.route(second, name="2")
-    assert fleet.route(first, name="3") == fleet.route(first, name="4")
+    assert fleet.route(first, id=ids[0]) != fleet.route(second, id=ids[1])
+    assert fleet.route(first, id=ids[2]) == fleet.route(first, id=ids[3])
+
+
+def test_a_request_that_is_over_ends_its_own_booking(fleet: Fleet) -> None:
+    async def run() -> list[float]:
+        waits = []
+        chosen = [await fleet.front.route("", Headers({"x-request-id": "1"}), PROMPT) for _ in range(2)]
+        for one in chosen:
+            waits.append(fleet.front.status()[0].wait)
+            assert one is not None
+            fleet.front.close(one.booking)
+        return [*waits, fleet.front.status()[0].wait]
+
+    fleet.report("a")
+    both, last, none = asyncio.run(run())
+    assert both > last > none == 0.0
 
 
 def test_while_a_fleet_is_updated_the_model_of_most_replicas_counts(fleet: Fleet) -> None:

@@ -4,7 +4,8 @@ client ──▶ HAProxy ──▶ the chosen replica's port          nothing of
               └──▶ POST /internal/route (the body) ──▶ front
 
 HAProxy's rules are in Ray Serve. They pass on the body, the request's id and one more header: `authorization` here, because the
-key decides whose cache a request may use. This depends on an internal hook of Ray Serve, which `tests/fleet/cluster` pins.
+key decides whose cache a request may use. The replica gets the header that the front answers with. This depends on an internal
+hook of Ray Serve, which `tests/fleet/cluster` pins.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from headstart.fleet.cluster.booked import BOOKING
 from headstart.fleet.cluster.fronting import FrontProcess
 from headstart.fleet.cluster.running import stopping, watch
 from headstart.fleet.cluster.setup import FleetSetup
@@ -54,7 +56,8 @@ class DirectFront:
         if "x-body-truncated" in request.headers:
             body = b""
         front, headers = self._process.front, request.headers
-        replica = await front.route(headers.get("x-request-id", ""), "", headers, body, without=stopping(front.replicas))
-        if replica is None:
+        chosen = await front.route("", headers, body, without=stopping(front.replicas))
+        if chosen is None:
             return JSONResponse({"detail": "no replica reports"}, 503)
-        return JSONResponse({"host": "", "port": 0, "replica_id": replica})
+        answer = {"host": "", "port": 0, "replica_id": chosen.replica, "request_headers": {BOOKING: chosen.booking}}
+        return JSONResponse(answer)

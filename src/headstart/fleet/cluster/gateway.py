@@ -18,7 +18,7 @@ import structlog
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,6 +27,7 @@ from headstart.api.errors import CLIENT_CLOSED, answer
 from headstart.api.incoming import MAX_BODY, given_id, whole_body
 from headstart.errors import RequestError, Unavailable
 from headstart.fleet.cluster import bridge
+from headstart.fleet.cluster.booked import BOOKING
 from headstart.fleet.cluster.fronting import FrontProcess
 from headstart.fleet.cluster.named_replica import ARGUMENT
 from headstart.fleet.cluster.running import stopping
@@ -106,13 +107,14 @@ class GatewayApp:
             await Response(status_code=CLIENT_CLOSED)(scope, receive, send)
 
     async def _pass_on(self, request: str, scope: Scope, body: bytes, send: Send) -> None:
-        front, path, headers = self._front, scope["path"], Headers(scope=scope)
+        front, path, headers = self._front, scope["path"], MutableHeaders(scope=scope)
         tried: set[str] = set()
         for _ in range(TRIES):
-            replica = await front.route(request, path, headers, body, without=tried | stopping(front.replicas))
-            if replica is None:
+            chosen = await front.route(path, headers, body, without=tried | stopping(front.replicas))
+            if chosen is None:
                 break
-            begun = False
+            begun, replica = False, chosen.replica
+            headers[BOOKING] = chosen.booking
             answer = self._ask(replica, bridge.carried(scope), body)
             try:
                 batches = aiter(answer)
@@ -131,7 +133,7 @@ class GatewayApp:
                     raise
             finally:
                 answer.cancel()
-                front.close(request)
+                front.close(chosen.booking)
         raise Unavailable("No replica of the fleet can serve this request now; try again in 5 s.", retry_after=5.0)
 
 

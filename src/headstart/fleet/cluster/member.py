@@ -1,6 +1,6 @@
 """Member: one server of a fleet: the app, its runtime, and the reports on both. It knows no cluster library.
 
-    start ──▶ load the model ──▶ measure its speed ──▶ fetch the hot list ──▶ ready ──▶ report, again and again ──▶ close
+start ──▶ load the model ──▶ measure its speed ──▶ fetch the hot list ──▶ ready ──▶ report, again and again ──▶ close
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from headstart.api.explain.routes import account
 from headstart.api.service import Elsewhere
 from headstart.engines import registry
 from headstart.errors import EngineError
+from headstart.fleet.cluster.booked import TakesBookings
 from headstart.fleet.cluster.metrics import merged
 from headstart.fleet.cluster.request_id import WithoutRequestId
 from headstart.fleet.cluster.setup import FleetSetup
@@ -168,6 +169,7 @@ class Member:
             elsewhere=fleet,
         )
         self.app.add_middleware(WithoutRequestId)
+        self.app.add_middleware(TakesBookings, journal.bookings)
         self.app.add_route(STATUS, self._show_status, methods=["GET"])
         self.app.add_route(METRICS, self._show_metrics, methods=["GET"])
         self._fleet = fleet

@@ -1,7 +1,7 @@
 """Front: routes the requests of a fleet. It knows no cluster library, and sends nothing itself.
 
     replica ──report──▶ Front ◀──request── caller
-                          └──▶ the name of the replica that should serve it
+                          └──▶ the name of the replica that should serve it, and the booking there
 
 Each front keeps its own state, and all of it is soft. A front that has just started routes by the least wait, and asks each
 replica that reports for a dump.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,6 +48,18 @@ class HeardReplica:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class BookedReplica:
+    """Where a request goes.
+
+    Attributes:
+        booking: the id under which the request is booked there, 32 hexadecimal digits. Reports name the request by it.
+    """
+
+    replica: str
+    booking: str
+
+
 class Front:
     """Knows the replicas by their reports, and chooses one for each request.
 
@@ -56,9 +69,7 @@ class Front:
         hot: remembers prompts for new replicas; None if there is no shared tier from which they could fetch them.
     """
 
-    def __init__(
-        self, reader: ChainReader, clock: Callable[[], float] = time.monotonic, hot: HotPrompts | None = None
-    ) -> None:
+    def __init__(self, reader: ChainReader, clock: Callable[[], float] = time.monotonic, hot: HotPrompts | None = None) -> None:
         self._reader = reader
         self._hot = hot
         self._clock = clock
@@ -82,34 +93,32 @@ class Front:
         self._router.leave(replica)
         self._heard.pop(replica, None)
 
-    async def route(
-        self, request: str, path: str, headers: Headers, body: bytes, *, without: Collection[str] = ()
-    ) -> str | None:
-        """Chooses a replica and books the request there. Returns its name; None if there is none.
+    async def route(self, path: str, headers: Headers, body: bytes, *, without: Collection[str] = ()) -> BookedReplica | None:
+        """Chooses a replica and books the request there. None if there is none.
 
         Args:
-            request: the request's id. Reports name the request by it.
             path: "" if the caller knows the body only.
             without: replicas that must not be chosen: they refused this request, or died.
         """
         self._sweep()
+        booking = uuid.uuid4().hex  # not the request's id: clients may send the same one twice
         tag = await asyncio.to_thread(wanted_tag, path, body)
         owner = next((name for name, one in self._heard.items() if one.tag == tag), None)
         if owner is not None and owner not in without:  # what the request names is in that replica's memory
-            self._router.choose(request, UNREAD, self._clock(), without=self._heard.keys() - {owner})
-            return owner
+            self._router.choose(booking, UNREAD, self._clock(), without=self._heard.keys() - {owner})
+            return BookedReplica(owner, booking)
         card = self._card()
         chain = None
         if card is not None and body:
             chain = await asyncio.to_thread(self._reader.chain, card, path, headers, body)
             if self._hot is not None and chain is not None and chain.source is not None:
                 self._hot.asked(card.fingerprint, chain.source, self._clock())
-        chosen = self._router.choose(request, chain or UNREAD, self._clock(), without=without)
-        return None if chosen is None else chosen.replica
+        chosen = self._router.choose(booking, chain or UNREAD, self._clock(), without=without)
+        return None if chosen is None else BookedReplica(chosen.replica, booking)
 
-    def close(self, request: str) -> None:
+    def close(self, booking: str) -> None:
         """A request is over, or did not reach its replica."""
-        self._router.close(request)
+        self._router.close(booking)
 
     def hottest(self, fingerprint: bytes, tokens: int) -> Sequence[HotStretch]:
         """The beginnings of prompts that a model's replicas use most, of so many tokens. Any thread may call it."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from headstart.fleet.replica.bookings import Bookings
 from headstart.fleet.replica.held import HeldKeys, by_tier
 from headstart.fleet.replica.live import LiveBlocks
 from headstart.fleet.replica.load import QueueState, QueueWatch
@@ -38,8 +39,8 @@ class Drained:
     """What happened since the journal was last drained, and the queue now.
 
     Attributes:
-        arrived: ids of requests that joined the queue.
-        done: ids of requests whose prefill is over, or that are over themselves.
+        arrived: bookings of requests that joined the queue.
+        done: bookings of requests whose prefill is over, or that are over themselves.
     """
 
     removed: TierKeys
@@ -64,17 +65,19 @@ class Journal(NoListener):
         clock: a monotonic clock in seconds.
 
     Attributes:
+        bookings: of the requests that come. One without a booking is named by its own id.
         speedometer: what was measured.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.bookings = Bookings()
         self.speedometer = Speedometer()
         self._clock = clock
         self._lock = threading.Lock()
         self._held = HeldKeys()
         self._rumours = Rumours(self._held)
         self._queue = QueueWatch()
-        self._open: list[Ticket] = []  # requests whose prefill is not over
+        self._open: dict[Ticket, str] = {}  # the bookings of requests whose prefill is not over
         self._arrived: list[str] = []
         self._done: list[str] = []
 
@@ -97,10 +100,10 @@ class Journal(NoListener):
     def arrived(self, job: Job, available: Callable[[Chain], int]) -> None:
         self._queue.arrived(job, available)
         if job.choice == 0:
-            self._open.append(job.ticket)
-            if job.request.id:
+            booking = self._open[job.ticket] = self.bookings.take(job.request.id) or job.request.id
+            if booking:
                 with self._lock:
-                    self._arrived.append(job.request.id)
+                    self._arrived.append(booking)
 
     def prefilled(self, start: int, stop: int, seconds: float) -> None:
         self.speedometer.prefilled(start, stop, seconds)
@@ -116,9 +119,8 @@ class Journal(NoListener):
             self._live.look(slots)
             self._queue.stepped(running, waiting)
             over = [ticket for ticket in self._open if ticket.reports or ticket.cancelled or ticket.over]
-            if over:  # of a cancelled request there is no event
-                self._open = [ticket for ticket in self._open if ticket not in over]
-                self._done += [ticket.request.id for ticket in over if ticket.request.id]
+            # Of a cancelled request there is no event.
+            self._done += [booking for ticket in over if (booking := self._open.pop(ticket))]
 
     # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────────
 
