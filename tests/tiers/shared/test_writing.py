@@ -19,6 +19,7 @@ from headstart.tiers.shared.data_keys import _ID, DataKeys
 from headstart.tiers.shared.folder import FolderStore
 from headstart.tiers.shared.keys import FleetKeys, TagKeys
 from headstart.tiers.shared.names import parse
+from headstart.tiers.shared.s3 import LATE
 from headstart.tiers.shared.store import Blob, StoreError
 from headstart.tiers.shared.tier import Saves, StoreTier
 from headstart.tiers.shared.valkey import ValkeyStore
@@ -70,6 +71,13 @@ class Hung(FolderStore):
         return super().put(name, data, age=age, life=life)
 
 
+class Punctual(FolderStore):
+    """A folder that takes nothing late, as S3."""
+
+    def put(self, name: str, data: Blob, *, age: float = 0.0, life: float = math.inf) -> bool:
+        return age <= (age + life) * LATE and super().put(name, data, age=age, life=life)
+
+
 def kv(store: FolderStore) -> int:
     return sum((name := parse(one.name)) is not None and name.kind == "kv" for one in store.objects())
 
@@ -93,6 +101,27 @@ def test_what_follows_a_refused_entry_is_refused_until_that_is_stored(tmp_path: 
     assert kv(store) == 6
     tier.close(5)
     store.close()
+
+
+@pytest.mark.parametrize("head", [7200, 90_000], ids=["late", "expired"])
+def test_what_follows_an_entry_that_is_too_old_is_not_stored(tmp_path: Path, head: float) -> None:
+    """Fault: S3 took nothing of an old head, and all that follows it, of which nobody could use anything."""
+    store = Punctual(tmp_path, 30.0)
+    tier = tier_of(store, KEYS, expire=86_400.0)
+    wanted, other = request(prompt(5), SIZE), request(prompt(1, 9), SIZE)
+    labels = [replace(wanted.label(block), written=time.time() - (60 if block else head)) for block in range(5)]
+    for _ in range(2):  # it is offered again when it is used again
+        with tier._writing._changed:  # one batch
+            assert all(tier.offer(label, payload_of(block, SIZE)) for block, label in enumerate(labels))
+        answered(tier, 5)
+    assert not tier.offer(labels[1], payload_of(1, SIZE))
+    assert tier.counters["skipped_late"] == 2
+    assert tier.counters["skipped_parent"] == 9
+    assert all(tier.lacks(wanted.label(block).key) for block in range(5))
+    assert tier.offer(other.label(0), payload_of(0, SIZE))
+    answered(tier, 1)
+    assert kv(store) == 1
+    tier.close(5)
 
 
 def test_a_call_that_hangs_keeps_its_bytes(tmp_path: Path) -> None:

@@ -269,7 +269,10 @@ class Writing:
                 link.counters["there"] += 1
                 continue
             age, life = self._age(label), self._life(label)
-            if not self._in_time(len(payload)) or life <= 0:
+            if life <= 0 or label.parent in self._refused:
+                self._skip([label], "late" if life <= 0 else "parent")
+                continue
+            if not self._in_time(len(payload)):
                 link.stored.drop(label.key)
                 continue
             if (key := self._key(label.owner)) is None:
@@ -282,7 +285,7 @@ class Writing:
                 link.counters["saved"] += 1
                 link.counters["saved_bytes"] += len(blob)
             else:
-                link.stored.drop(label.key)
+                self._skip([label], "late")
 
     def _key(self, owner: bytes) -> SealKey | None:
         """The key that seals an owner's objects. None if it cannot be used: that must not keep out the objects of others."""
