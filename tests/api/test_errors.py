@@ -122,6 +122,31 @@ def test_a_bad_chat_body_is_refused(fake: Server, body: Any, param: str | None, 
     refuses(fake, "/v1/chat/completions", body, param, says)
 
 
+PATHS = {
+    "/v1/chat/completions": "openai",
+    "/v1/completions": "openai",
+    "/v1/responses": "openai",
+    "/completion": "openai",
+    "/tokenize": "openai",
+    "/headstart/explain": "openai",
+    "/v1/messages": "anthropic",
+    "/v1/messages/count_tokens": "anthropic",
+    "/api/chat": "ollama",
+    "/api/generate": "ollama",
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_body_with_too_many_values_is_refused_in_each_dialects_form(fake: Server, path: str) -> None:
+    response = fake.post(path, content=b'{"messages":[%s]}' % b",".join([b"[]"] * 250_001))
+    error = response.json()["error"]
+    message = error if PATHS[path] == "ollama" else error["message"]
+    assert response.status_code == 413
+    assert "send fewer" in message
+    assert PATHS[path] != "openai" or fault(response, 413)["code"] == "request_too_large"
+    assert PATHS[path] != "anthropic" or error["type"] == "request_too_large"
+
+
 @pytest.mark.parametrize(("body", "param", "says"), COMPLETION, ids=[show(row[0]) for row in COMPLETION])
 def test_a_bad_completion_body_is_refused(fake: Server, body: Any, param: str | None, says: str) -> None:
     refuses(fake, "/v1/completions", body, param, says)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_
 from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr, StringConstraints, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
+from headstart.api.counting import check_count
 from headstart.api.ignored import ignored
 from headstart.chat.validation import Strict, condense
 from headstart.errors import InvalidRequest
@@ -190,12 +191,14 @@ def parse(model: type[BodyT], data: bytes) -> BodyT:
 
     Raises:
         InvalidRequest: it is not a JSON object, or does not fit the model; one sentence, with the field in `param`.
+        TooLarge: it has too many values.
     """
     return validate(model, load(data))
 
 
 def load(data: bytes) -> dict[str, Any]:
-    """The JSON object in a body. Raises InvalidRequest."""
+    """The JSON object in a body. Raises InvalidRequest, and TooLarge if it has too many values."""
+    check_count(data)
     try:
         value = from_json(data, allow_inf_nan=False)
     except ValueError as error:

@@ -61,6 +61,14 @@ def test_a_fleets_ids_are_found_in_paths_and_bodies() -> None:
         assert len(made["id"]) == len("resp_") + 32
 
 
+def test_a_body_that_every_replica_refuses_is_not_parsed() -> None:
+    """Its many lists would keep the front's other requests waiting."""
+    named = b'{"previous_response_id": "resp_%s", "input": [%s]}'
+    id = b"01234567" * 4
+    assert wanted_tag("/v1/responses", named % (id, b"[]")) == "01234567"
+    assert wanted_tag("/v1/responses", named % (id, b",".join([b"[]"] * 250_001))) is None
+
+
 def test_without_a_tag_ids_are_random() -> None:
     with (
         Runtime(FakeEngine, Settings(memory_budget=32 << 20)) as runtime,

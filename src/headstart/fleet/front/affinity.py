@@ -16,9 +16,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from blake3 import blake3
-from pydantic_core import from_json
 
+from headstart.api.body import load
 from headstart.api.paths import canonical
+from headstart.errors import RequestError
 
 _ID = re.compile(r"[a-z]+_(?P<tag>[0-9a-f]{8})[0-9a-f]{24}\w*")
 _PATH = re.compile(r"/v1/responses/(?P<response>resp_[^/]+)(?:/.*)?", re.DOTALL)
@@ -53,8 +54,8 @@ def wanted_tag(path: str, body: bytes) -> str | None:
     if not any(word in body for word in _WORDS) and (b'"id"' not in body or _ID_ALONE.search(body) is None):
         return None
     try:
-        value = from_json(body)
-    except ValueError:
+        value = load(body)
+    except RequestError:
         return None
     return next((tag for id in _named(value) if (tag := tag_of(id)) is not None), None)
 
