@@ -66,6 +66,20 @@ def test_one_owner_is_erased_and_nobody_else(store: SharedStore) -> None:
     assert contents(store) == []
 
 
+def test_parts_of_objects_are_erased_with_their_owner(store: SharedStore, tmp_path: Path) -> None:
+    """Fault: a server that was killed while it wrote left a file, which `fleet rm` did not see."""
+    fill(store)
+    left = [tmp_path / NAMES.prefix(owner) / "kv" / "ab" / ".tmp-dead-0" for owner in (OWNER, OTHER)]
+    for path in left:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half of an object")
+    assert erase(store, NAMES.prefix(OWNER)) == 11
+    assert [path.exists() for path in left] == [False, True]
+    assert len(list(store.objects())) == 10
+    erase(store)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 def test_valkey_expires_by_itself(tmp_path: Path) -> None:
     server = ValkeyServer(tmp_path)
     store = server.store()

@@ -50,11 +50,13 @@ def erase(store: SharedStore, prefix: str = f"{VERSION}/") -> int:
     """Deletes all objects whose names begin with `prefix` (`ObjectNames.prefix`). Returns how many.
 
     Data keys go first: then nobody can read the others. They go once more at the end, because a server may just have wrapped
-    one anew. Raises StoreError; another call deletes what is then left.
+    one anew. What is left of interrupted writes may be parts of the objects. Raises StoreError; another call deletes what is
+    then left.
     """
     going = list(store.objects(prefix))
     keys = [stored for stored in going if _is_key(stored)]
     count = _delete(store, iter(keys)) + _delete(store, (stored for stored in going if not _is_key(stored)))
+    store.clean(prefix)
     _delete(store, iter(keys))
     return count
 

@@ -155,19 +155,22 @@ class FolderStore(SharedStore):
         return iter(found)
 
     def _walk(self, prefix: str) -> Iterator[Stored]:
-        self._check()
         now = self._clock()
+        for name, path in self._files(prefix):
+            with contextlib.suppress(FileNotFoundError):
+                stat = os.stat(path)
+                if parse(name):
+                    yield Stored(name, stat.st_size, now - stat.st_mtime)
+                elif path.name.startswith(_TEMPORARY) and now - stat.st_ctime > _LEFT:
+                    os.unlink(path)
+
+    def _files(self, prefix: str) -> Iterator[tuple[str, Path]]:
+        """All files whose names begin with `prefix`, also temporary ones."""
+        self._check()
         top = self._folder.joinpath(*prefix.split("/")[:-1])  # a prefix ends within a folder's name, or with "/"
         for folder, _, inner in os.walk(top, onerror=_unreadable):
             parent = Path(folder).relative_to(self._folder).parent.as_posix()
-            for file in inner:
-                name, path = f"{parent}/{file}", os.path.join(folder, file)
-                with contextlib.suppress(FileNotFoundError):
-                    stat = os.stat(path)
-                    if name.startswith(prefix) and parse(name):
-                        yield Stored(name, stat.st_size, now - stat.st_mtime)
-                    elif file.startswith(_TEMPORARY) and now - stat.st_ctime > _LEFT:
-                        os.unlink(path)
+            yield from ((f"{parent}/{file}", Path(folder, file)) for file in inner if f"{parent}/{file}".startswith(prefix))
 
     def warnings(self, term: float = math.inf) -> list[str]:
         return [GROWS] if term == math.inf else []
@@ -231,6 +234,14 @@ class FolderStore(SharedStore):
                 path.unlink(missing_ok=True)
 
         self._wait(work, len(paths) << 10)
+
+    def clean(self, prefix: str = "") -> None:
+        def work() -> None:
+            for _, path in self._files(prefix):
+                if path.name.startswith(_TEMPORARY):
+                    path.unlink(missing_ok=True)
+
+        self._wait(work, 1 << 30)
 
     def close(self) -> None:
         self._closed = True

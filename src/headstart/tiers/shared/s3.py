@@ -163,6 +163,9 @@ class S3SharedStore(SharedStore):
             for at in range(0, len(names), _DELETE):
                 obstore.delete(self._store, list(names[at : at + _DELETE]))
 
+    def clean(self, prefix: str = "") -> None:
+        pass  # a write leaves nothing of itself
+
     def close(self) -> None:
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)

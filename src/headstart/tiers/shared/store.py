@@ -140,6 +140,9 @@ class SharedStore(Protocol):
     def delete(self, names: Sequence[str]) -> None:
         """Deletes objects, if they are there."""
 
+    def clean(self, prefix: str = "") -> None:
+        """Deletes what is left of interrupted writes of objects whose names begin with `prefix`; writes that run fail."""
+
     def objects(self, prefix: str = "") -> Iterator[Stored]:
         """All objects whose names begin with `prefix`. For people and sweeps: it takes longer as more is stored."""
 

@@ -204,6 +204,9 @@ class ValkeyStore(SharedStore):
         for some in _batches(names, _LIST):
             self._all([("UNLINK", *some)])
 
+    def clean(self, prefix: str = "") -> None:
+        pass  # a write leaves nothing of itself
+
     def close(self) -> None:
         self._closed = True
         self._pool.disconnect()
