@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -203,8 +203,43 @@ def test_the_depth_is_where_the_first_object_is_missing(
     expected = next((block for block in range(blocks) if block >= there and block not in here), blocks)
     assert fetch._depth() == expected
     assert store.calls <= 1 + next(depth for depth in range(99) if at_once**depth >= blocks)
-    assert tier.counters["missing"] == (expected < blocks)
+    assert tier.counters["missing"] == 0, "nothing was lost"
     tier.close(5)
+
+
+@pytest.mark.parametrize("at_once", [4, 128])
+@pytest.mark.parametrize(
+    ("there", "depth", "missing"),
+    [(range(0), 0, 0), (range(5), 5, 0), (range(10), 10, 0), ({0, 1, 4, 5, 6, 7, 8, 9}, 2, 1), (range(1, 10), 0, 1)],
+    ids=["new", "longer than before", "all", "lost in the middle", "lost its head"],
+)
+def test_missing_is_what_the_store_has_lost(
+    store: FolderStore, there: Collection[int], depth: int, missing: int, at_once: int
+) -> None:
+    """Fault: each prompt that nobody had sent before was counted."""
+    store.at_once = at_once
+    tier, wanted = tier_of(store, KEYS), request(prompt(10), SIZE)
+    writer = tier_of(store, KEYS)
+    for block in there:
+        writer.offer(wanted.label(block), payload_of(block, SIZE))
+    answered(writer, len(there))
+    assert len(fetched(tier, wanted)) == depth
+    assert tier.counters["missing"] == missing
+    for one in (tier, writer):
+        one.close(5)
+
+
+def test_what_was_missing_a_moment_ago_is_not_lost(store: FolderStore) -> None:
+    """Another server has stored it meanwhile, and this one does not ask for it again."""
+    tier, writer, wanted = tier_of(store, KEYS), tier_of(store, KEYS), request(prompt(10), SIZE)
+    for block in (0, 4, 9):
+        writer.offer(wanted.label(block), payload_of(block, SIZE))
+    tier._link.missing.add(wanted.label(1).key)
+    answered(writer, 3)
+    assert len(fetched(tier, wanted)) == 1
+    assert tier.counters["missing"] == 0
+    for one in (tier, writer):
+        one.close(5)
 
 
 def test_the_last_checkpoint_in_the_store_is_found(store: FolderStore) -> None:

@@ -179,7 +179,6 @@ class Reading:
             keys = () if self._stopped else self._link.keys.of(self._wanted.owner)
             goal = self._goal() if keys else []
             if not (keys or self._stopped):  # none, or it was destroyed: what was sealed with it is replaced
-                self._link.counters["missing"] += 1
                 self._distrust(map(self._wanted.label, self._wanted.blocks))
             for batch in self._batches(goal):
                 if self._stopped or not self._bring(batch, keys):
@@ -224,22 +223,27 @@ class Reading:
         self._link.counters["skipped_slow"] += 1
 
     def _depth(self) -> int:
-        """The number of the first block that is neither here nor in the store."""
+        """The number of the first block that is neither here nor in the store.
+
+        That others behind it are there shows that the store has lost it: children are stored after their parents.
+        """
         wanted, at_once = self._wanted, self._link.store.at_once
         lacking = [label for label in map(wanted.label, wanted.blocks) if label.key not in wanted.here]
         there, end = 0, len(lacking)  # the first `there` of them are in the store, and that at `end` is not
+        lost = False
         while there < end:
             step = 1 if at_once >= PROBE else -(-(end - there) // at_once)  # asking is slow: children follow their parents
             asked = range(there + step - 1, end, step)[:at_once]
             found = self._have([lacking[at] for at in asked])
-            count = found.index(False) if False in found else len(found)
+            count = next((number for number, one in enumerate(found) if not one), len(found))
             if count < len(found):
                 end = asked[count]
+                lost = lost or (found[count] is False and True in found[count:])
             if count:
                 there = asked[count - 1] + 1
         if end == len(lacking):
             return wanted.blocks.stop
-        self._link.counters["missing"] += 1
+        self._link.counters["missing"] += lost
         return lacking[end].start // wanted.chain.block_size
 
     def _last_state(self, end: int) -> int:
@@ -254,7 +258,8 @@ class Reading:
                     return block + 1
         return 0
 
-    def _have(self, labels: Sequence[Label]) -> list[bool]:
+    def _have(self, labels: Sequence[Label]) -> list[bool | None]:
+        """Whether the objects are there; None for those that were missing a moment ago, which are not asked for again."""
         link = self._link
         ask = [label for label in labels if label.key not in link.missing]
         begun = link.clock()
@@ -264,7 +269,7 @@ class Reading:
             link.pace.asked(link.clock() - begun)
         for key, found in there.items():
             (link.stored if found else link.missing).add(key)
-        return [there.get(label.key, False) for label in labels]
+        return [there.get(label.key) for label in labels]
 
     def _pays(self, rest: Sequence[Label], tokens: int) -> bool:
         """Whether fetching `rest`, which saves `tokens` tokens, takes less time than computing them."""
