@@ -245,7 +245,7 @@ PLANTED = (
     Planted(
         "a deletion leaves the ghosts of checkpoints",
         "serving/stored.py",
-        "            keys |= {checkpoint_id(entry.id) for entry in own}  # one that was evicted has left a ghost\n",
+        "            keys |= set(map(checkpoint_id, blocks))  # one that was evicted has left a ghost\n",
         "",
     ),
     Planted(

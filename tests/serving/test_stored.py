@@ -197,6 +197,23 @@ def test_what_is_deleted_while_a_slot_uses_it_is_nowhere_afterwards(tmp_path: Pa
         assert not stored(tmp_path, [mark(0)])
 
 
+@pytest.mark.parametrize("disk", [False, True])
+def test_what_another_server_deletes_while_a_request_computes_it_here_is_nowhere_afterwards(tmp_path: Path, disk: bool) -> None:
+    with started() as other, started(tmp_path if disk else None, engine={"delay": 0.02}) as runtime:
+        chain = say(other, f"{LONG}{marked(0)}")
+        pending = submit(runtime, [user(f"{LONG}{marked(0)}")], max_tokens=30)
+        pending.until(Started)
+        gone = other.stored.delete(chain.id, chain.owner)
+        with pytest.raises(NotFound):  # nothing is stored yet
+            runtime.stored.delete(chain.id, chain.owner, gone.stretches)
+        pending.answer()
+        del pending, chain
+        wait_until(lambda: not kept(runtime, [mark(0)]))
+        quiet(runtime)
+        assert not kept(runtime, [mark(0)])
+        assert not stored(tmp_path, [mark(0)])
+
+
 # ── on disk ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

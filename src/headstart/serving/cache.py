@@ -9,11 +9,14 @@ Used from the engine thread only. A fault in the cache counts as a miss, with a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from headstart.explain.fingerprint import ConversationFingerprint
 from headstart.interfaces.engine import Engine
+from headstart.interfaces.tier import STATE
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain, block_id, checkpoint_id, root_id
+from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Mode, Plan
 from headstart.prefix_cache.quota import owner_of
 from headstart.prefix_cache.reuse_model import RequestTraits
@@ -23,7 +26,7 @@ from headstart.serving.kv_save import KvSave
 from headstart.serving.kv_store import KvStore
 from headstart.serving.prefetch import Prefetch
 from headstart.serving.state_checkpoints import StateCheckpoints
-from headstart.tiers.disk import Note
+from headstart.tiers.disk import Label, Note
 
 
 class Cache:
@@ -96,6 +99,13 @@ class Cache:
             self.disk.note(note)
             if self._replies_leave:
                 self.shared.note(owner_of(chain.root), note)
+
+    def shared_labels(self, entry: Entry) -> Sequence[Label]:
+        """What the shared store may have of a block: it, and the checkpoint at its end, which this server may have evicted."""
+        label = self.store.label(entry, True)
+        if entry.state or not self._stateful:
+            return (label,)
+        return (label, replace(label, key=checkpoint_id(entry.id), parent=entry.id, kind=STATE))
 
     def opened(self, chain: Chain, conversation_fingerprint: ConversationFingerprint) -> None:
         """Stores the fingerprint of a conversation with its first block, for `otherwise`."""

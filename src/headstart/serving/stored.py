@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import nsmallest
 from typing import TypeVar
 
@@ -73,12 +74,16 @@ class DeletedStretch:
     """What an entry was, for servers that have others of the same text.
 
     Attributes:
+        id: of the entry.
         parent: the entry before it.
         packed: its tokens (`index.Entry`).
+        owner: whose it was.
     """
 
+    id: BlockId
     parent: BlockId
     packed: bytes
+    owner: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +210,12 @@ class CachedChains:
         self._wait(self._in_portions(unpin()))
         return self.get(key, owner)
 
-    def delete(self, key: BlockId, owner: bytes | None) -> Deleted:
+    def delete(self, key: BlockId, owner: bytes | None, elsewhere: Sequence[DeletedStretch] = ()) -> Deleted:
         """Deletes what only this chain has, with every trace of it here, on disk and in the shared store: see docs/privacy.md.
+
+        Args:
+            elsewhere: what another server has deleted of it. A conversation that moves leaves its earlier turns at each server.
+                They end in the middle of the chain, often in an open tail. They are deleted too, unless others continue them.
 
         Raises:
             Conflict: other chains continue this entry, or it is pinned. If another process has pinned it just now, only the
@@ -214,33 +223,52 @@ class CachedChains:
             Unavailable: also if the shared store fails. Then it is deleted here and on disk. And as long as not all chains on
                 disk are known: others may need its blocks.
         """
+        parts = list[Deleted]()
+        try:
+            parts.append(self._delete(lambda: self._own(key, owner)))
+        except NotFound:
+            if not elsewhere:
+                raise
+        for end in self._in_portions(self._ends(elsewhere)) if elsewhere else ():
+            try:
+                parts.append(self._delete(partial(self._own, end, owner)))
+            except NotFound:  # it has just gone, or belongs to another
+                continue
+            except Conflict as error:
+                if error.code != "continued":
+                    raise
+        if elsewhere:
+            self._delete(list, elsewhere)
+        if not parts:
+            raise _no_chain()
+        entries, tokens = sum(one.entries for one in parts), sum(one.tokens for one in parts)
+        stretches = tuple(stretch for one in parts for stretch in one.stretches)
+        return Deleted(entries, tokens, sum(one.disk_bytes for one in parts), stretches)
 
+    def _delete(self, find: Callable[[], list[Entry]], absent: Sequence[DeletedStretch] = ()) -> Deleted:
+        """Deletes the entries that are found, the last one first, and what is known of others that are `absent` here."""
         barred, expiry = self._cache.store.barred, self._scheduler.expiry
 
         def delete() -> LongWork[tuple[Deleted, set[BlockId], Future[int], Future[None]]]:
             yield from self._learn_all()
-            own: list[Entry] = []
-            for entry in reversed(self._up(key, owner)):
-                after = (child.id for child in self._index.children(entry.id) if child.id not in barred)
-                if any(child != (own[-1].id if own else b"") for child in after):
-                    break
-                own.append(entry)
-            if not own:
-                raise Conflict("Other chains continue this one: delete them first.", code="continued")
+            own = find()
             going = self._with_checkpoints(own)
             if any(entry.id in self._pins for entry in going):
                 raise Conflict("This chain is pinned: unpin it first.", code="pinned")
-            keys, labels = {entry.id for entry in going}, list[Label]()
-            keys |= {checkpoint_id(entry.id) for entry in own}  # one that was evicted has left a ghost
-            stretches = tuple(DeletedStretch(entry.parent, entry.packed) for entry in own)
+            gone = [one for one in absent if self._index.get(one.id) is None]  # a request may compute it, and ghosts are left
+            blocks, labels = {entry.id for entry in own} | {one.id for one in gone}, list[Label]()
+            keys = blocks | {entry.id for entry in going}
+            keys |= set(map(checkpoint_id, blocks))  # one that was evicted has left a ghost
+            stretches = tuple(DeletedStretch(entry.id, entry.parent, entry.packed, entry.owner) for entry in own)
             deleted = Deleted(len(own), sum(entry.length for entry in own), 0, stretches)
             barred.add(keys)  # between two pieces nothing brings them back
             try:
-                for entry in going if self._cache.shared.on else ():
-                    labels.append(self._cache.store.label(entry, True))
+                for entry in own if self._cache.shared.on else ():
+                    labels += self._cache.shared_labels(entry)
                     yield
                 yield from expiry.delete(keys)
-                return deleted, keys, self._cache.disk.erase(keys, own[0].owner), self._cache.shared.erase(labels)
+                whose = own[0].owner if own else gone[0].owner if gone else b""
+                return deleted, keys, self._cache.disk.erase(keys, whose), self._cache.shared.erase(labels)
             except BaseException:
                 barred.lift(keys)
                 raise
@@ -274,40 +302,6 @@ class CachedChains:
             ) from None
         return deleted
 
-    def delete_earlier(self, stretches: Sequence[DeletedStretch], owner: bytes | None) -> Deleted:
-        """Deletes the earlier turns of a chain that another server has deleted.
-
-        A conversation that has moved has left them here. They end in the middle of the chain, often in an open tail. What other
-        chains continue stays.
-
-        Raises:
-            NotFound: none are here.
-            Conflict, Unavailable: see `delete`.
-        """
-
-        def ends() -> LongWork[list[BlockId]]:
-            yield from self._learn_all()
-            found = list[BlockId]()
-            for one in stretches:
-                begun = self._index.children(one.parent).prefixes(one.packed, canonical_only=False)
-                found += (entry.id for entry in begun if not entry.followed)
-                yield
-            return found
-
-        parts = list[Deleted]()
-        for key in self._in_portions(ends()):
-            try:
-                parts.append(self.delete(key, owner))
-            except NotFound:  # it has just gone, or belongs to another
-                continue
-            except Conflict as error:
-                if error.code != "continued":
-                    raise
-        if not parts:
-            raise NotFound("Nothing of this chain is stored here.", param="id", code="chain_not_found")
-        entries, tokens = sum(one.entries for one in parts), sum(one.tokens for one in parts)
-        return Deleted(entries, tokens, sum(one.disk_bytes for one in parts))
-
     # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _forget(self, new: set[BlockId], wipes: int) -> None:
@@ -333,12 +327,34 @@ class CachedChains:
             raise Unavailable("The disk is still being read; try again soon.")
         yield from self._take_notices()
 
+    def _own(self, key: BlockId, owner: bytes | None) -> list[Entry]:
+        """What only this chain has, the last entry first. Raises NotFound and Conflict."""
+        own, barred = list[Entry](), self._cache.store.barred
+        for entry in reversed(self._up(key, owner)):
+            after = (child.id for child in self._index.children(entry.id) if child.id not in barred)
+            if any(child != (own[-1].id if own else b"") for child in after):
+                break
+            own.append(entry)
+        if not own:
+            raise Conflict("Other chains continue this one: delete them first.", code="continued")
+        return own
+
+    def _ends(self, stretches: Sequence[DeletedStretch]) -> LongWork[list[BlockId]]:
+        """The entries of these texts that nothing continues."""
+        yield from self._learn_all()
+        found = list[BlockId]()
+        for one in stretches:
+            begun = self._index.children(one.parent).prefixes(one.packed, canonical_only=False)
+            found += (entry.id for entry in begun if not entry.followed)
+            yield
+        return found
+
     def _up(self, key: BlockId, owner: bytes | None) -> list[Entry]:
         """The entries of a chain, in order. Raises NotFound."""
         found: list[Entry] = []
         entry = self._index.get(key)
         if entry is None or entry.state or owner not in (None, entry.owner) or key in self._cache.store.barred:
-            raise NotFound("No chain of yours with this id is stored.", param="id", code="chain_not_found")
+            raise _no_chain()
         while entry is not None:
             found.append(entry)
             entry = self._index.get(entry.parent)
@@ -386,6 +402,10 @@ class CachedChains:
             return done.result(PATIENCE)
         except TimeoutError:
             raise Unavailable("The engine or the disk is busy; try again later.") from None
+
+
+def _no_chain() -> NotFound:
+    return NotFound("No chain of yours with this id is stored.", param="id", code="chain_not_found")
 
 
 def _full(tier: str, budget: str, quota: str) -> Conflict:

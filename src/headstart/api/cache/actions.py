@@ -8,7 +8,7 @@ from typing import Any, Literal
 from headstart.errors import Conflict, NotFound, RequestError, Unavailable
 from headstart.interfaces.tokens import BlockId
 from headstart.serving.runtime import Runtime
-from headstart.serving.stored import CachedChain, CachedChains, Deleted, DeletedStretch
+from headstart.serving.stored import CachedChain, DeletedStretch
 
 Action = Literal["show", "text", "pin", "unpin", "delete"]
 
@@ -82,18 +82,9 @@ def act(runtime: Runtime, asked: ChainRequest) -> ChainAnswer:
         case "unpin":
             return ChainAnswer(figures(stored.unpin(key, owner), asked.caller))
         case "delete":
-            gone = _deleted(stored, asked, owner)
+            gone = stored.delete(key, owner, asked.deleted)
             figure = {"entries": gone.entries, "tokens": gone.tokens, "disk_bytes": gone.disk_bytes}
             return ChainAnswer({"id": key.hex(), "deleted": True, **figure}, deleted=gone.stretches)
-
-
-def _deleted(stored: CachedChains, asked: ChainRequest, owner: bytes | None) -> Deleted:
-    try:
-        return stored.delete(asked.key, owner)
-    except NotFound:
-        if not asked.deleted:
-            raise
-        return stored.delete_earlier(asked.deleted, owner)
 
 
 def figures(chain: CachedChain, caller: bytes) -> dict[str, Any]:
