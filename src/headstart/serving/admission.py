@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from headstart.explain.explain import CacheView, Explanation, RequestView
 from headstart.explain.fingerprint import ConversationFingerprint
@@ -123,6 +124,16 @@ class Admission:
         kept = max(keepable(slot.view(), chain, index, self._mode).tokens for slot in self._slots)
         return max(kept, restorable(index, chain, self._mode).tokens)
 
+    def loadable(self, chain: Chain) -> int:
+        """The same, without entries that must not be loaded any more: they are being deleted, or their time is over."""
+        found, usable = restorable(self._cache.index, chain, self._mode), self._cache.store.usable
+        entries = [*takewhile(usable, found.entries)]
+        whole = len(entries) == len(found.entries) and (found.state is None or usable(found.state))
+        kept = max(keepable(slot.view(), chain, self._cache.index, self._mode).tokens for slot in self._slots)
+        if whole:
+            return max(kept, found.tokens)
+        return kept if found.state is not None or not entries else max(kept, entries[-1].stop)
+
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, job: Job, *, hurry: float | None) -> bool:
@@ -154,6 +165,7 @@ class Admission:
             job.misses += 1  # the bad entry has left the index: plan again without it
             return False
         job.plan, job.tiers = restored.plan, self._with_shared(job, restored)
+        job.before = min(job.before, job.plan.start)  # the rest of it is lost, and computed again
         job.explanation, job.explained = self._explain(job, job.plan.start, choice.passed_over), self._history.explains
         job.seen = self._cache.seen(job.chain, job.plan)
         self._cache.hit(job.chain, job.plan)

@@ -49,7 +49,7 @@ class LateFetch:
             now, (due, pause) = self._clock(), job.asks
             if now < due or self._gain(job, len(job.chain)) < LEAST:
                 return False
-            if self._gain(job, self._admission.available(job.chain)) >= LEAST:
+            if self._gain(job, self._admission.loadable(job.chain)) >= LEAST:
                 job.asks = now + pause, 2 * pause
                 return True
             wanted = None if self._shared_fetch.bringing(job) else self._shared_fetch.wanted(job.chain)
