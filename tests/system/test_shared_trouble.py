@@ -319,6 +319,31 @@ def test_heads_of_chains_are_touched_in_the_store(key_file: Path, valkey: Valkey
 # ── waiting requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_who_needs_the_beginning_of_a_long_prompt_does_not_wait_for_its_end(
+    key_file: Path, valkey: ValkeyServer, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = chat("A long question. " * 12)
+    with start(valkey.url, key_file) as one:
+        for messages in (long, chat()):
+            ask(one, messages, max_tokens=1)
+        stored(one)
+    monkeypatch.setattr(reading, "BATCH", 4)
+    answered, fetch, threads = threading.Event(), ValkeyStore.get_into, list[int]()
+
+    def held(store: ValkeyStore, wanted: Any, at: int) -> Any:
+        threads.append(threading.get_ident())
+        late = threads.count(threads[0]) > 9  # 36 blocks are more than both prompts share
+        assert not (late and threads[-1] == threads[0]) or answered.wait(20), "the short one waits for the end of the long one"
+        return fetch(store, wanted, at)
+
+    monkeypatch.setattr(ValkeyStore, "get_into", held)
+    with start(valkey.url, key_file) as two:
+        pending = submit(two, long, max_tokens=1)
+        assert ask(two, chat(), max_tokens=1).report.computed <= BLOCK_SIZE
+        answered.set()
+        assert pending.answer().report.computed <= BLOCK_SIZE
+
+
 @pytest.mark.parametrize("sliceable", [True, False], ids=["attention", "hybrid"])
 def test_several_choices_fetch_once(key_file: Path, valkey: ValkeyServer, patient: None, sliceable: bool) -> None:
     with start(valkey.url, key_file, sliceable=sliceable) as one, start(valkey.url, key_file, sliceable=sliceable) as other:

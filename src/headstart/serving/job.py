@@ -78,7 +78,7 @@ class Job:
         seen: how many leading tokens of its prompt were used before, and how many prompts continued after them.
         misses: how many restores failed. After a few, the job computes everything.
         computed: prompt tokens that the engine prefilled for this job, since it has its slot.
-        before: those that it prefilled in a slot that it gave back.
+        before: those that it prefilled in a slot that it gave back, as far as they are not lost.
         prefilled: when its first call of prefill began, and when its last one ended.
         points: lengths at which its prefill takes checkpoints.
         protected: those of them that are protected points.
@@ -87,6 +87,7 @@ class Job:
         late: what is on its way from there while it is computed.
         asks: when it asks there again, and how many seconds after that once more.
         follows: another job whose fetch brings something that this one lacks.
+        joint: the last block that both prompts share.
         fetched: entries that the shared tier has brought for it, before it began to compute.
         not_fetched: why it did not wait for the shared tier any longer.
         pinned: its entries in memory, while it waits for the shared tier and until it has loaded them.
@@ -121,6 +122,7 @@ class Job:
     late: Fetch | None = None
     asks: tuple[float, float] = (0.0, 1.0)
     follows: Job | None = None
+    joint: BlockId = b""
     fetched: set[BlockId] = field(default_factory=set)
     not_fetched: NotFetched | None = None
     pinned: PinnedPrefix = field(default_factory=PinnedPrefix)
