@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from headstart.explain.fingerprint import ConversationFingerprints
 from headstart.interfaces.engine import Engine
@@ -23,6 +23,7 @@ from headstart.serving.barred import Barred
 from headstart.serving.listener import Listener, NoListener
 from headstart.serving.memory_budget import MemoryBudget
 from headstart.serving.offload import Offload
+from headstart.serving.pinned_prefix import PinnedPrefix
 from headstart.serving.pins import Pins
 from headstart.serving.shared_offer import SharedOffer
 from headstart.tiers.disk import Label
@@ -223,8 +224,12 @@ class KvStore:
         if (request_traits := self.retention.request_traits(key)) != UNKNOWN_REQUEST:
             self.disk.replied([key], request_traits)
 
-    def check(self) -> None:
-        """Raises AssertionError if index, retention and memory disagree."""
+    def check(self, prefixes: Iterable[PinnedPrefix] = ()) -> None:
+        """Raises AssertionError if index, retention and memory disagree.
+
+        Args:
+            prefixes: all that jobs have pinned.
+        """
         self.index.check()
         self.memory.check()
         name, writing, reading = self.memory.name, self.offload.writing, self.shared_offer.reading
@@ -232,5 +237,6 @@ class KvStore:
         assert len(held) == len(self.memory) == len(self.retention)
         assert all(entry.id in self.memory for entry in held)
         self.pins.check()
+        needed = Counter(id(entry) for one in prefixes for entries in (one.here, one.brought) for entry in entries.values())
         for entry in self.index:
-            assert entry.pins == (entry.id in writing) + (entry.id in reading)
+            assert entry.pins == (entry.id in writing) + (entry.id in reading) + needed[id(entry)]

@@ -63,7 +63,7 @@ class SharedAudit:
 
     Args:
         drop: removes entries from memory and disk whose content is wrong.
-        chance: random numbers from 0 to 1.
+        chance: random numbers from 0 to 1; None for those of `random`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SharedAudit:
         mode: Mode,
         admission: Admission,
         drop: Callable[[Sequence[BlockId]], None],
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] | None = None,
     ) -> None:
         self._engine = engine
         self._cache = cache
@@ -83,7 +83,7 @@ class SharedAudit:
         self._lossless = not mode.exact
         self._admission = admission
         self._drop = drop
-        self._chance = chance
+        self._chance = random.random if chance is None else chance
         self._used: Slot | None = None  # by the present block
         self._tasks: deque[Audit] = deque(maxlen=MOST)
 

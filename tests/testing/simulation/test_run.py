@@ -686,3 +686,50 @@ def test_a_reply_that_goes_on_during_a_deletion_may_say_the_same_again() -> None
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_deletion_takes_checkpoints_out_of_the_shared_store_that_were_evicted_here() -> None:
+    """A deletion named only the checkpoints that the server still had. Thinned ones stayed in the store."""
+    history = Scenario(
+        1138,
+        Setup(
+            mode="exact", stateful=True, slots=4, memory=48, objects=19, transfer=1024, stall=0.02, shared="valkey", apart=True
+        ),
+        (
+            Happening(9.0861, "ask", who=1, how="turn", size=15, seed=873968639, reply=8),
+            Happening(18.4641, "delete", who=1, size=100, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_a_prompt_does_not_wait_for_what_is_being_deleted() -> None:
+    """A deletion waited for a hung disk. A request whose text it concerned gave its slot back to load it, and could not: it
+    computed it once more, and its report had more tokens than its prompt."""
+    history = Scenario(
+        1243,
+        Setup(mode="exact", slots=1, memory=56, objects=30, mixed=True, shared="valkey", store=100),
+        (
+            Happening(0.1982, "fault", how="hung", size=10, reply=1),
+            Happening(2.9893, "ask", who=1, talk=1, how="turn", size=6, seed=293373673, reply=9),
+            Happening(6.5988, "delete", who=1, talk=1, size=20, reply=1),
+            Happening(10.6226, "ask", who=1, talk=1, how="turn", size=18, seed=824665442, reply=1),
+            Happening(15.558, "erase slot", talk=2, size=20, reply=1),
+            Happening(20.1447, "ask", who=1, talk=1, how="turn", size=13, seed=820014191, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_a_pin_during_a_deletion_of_everything_does_not_keep_an_open_tail() -> None:
+    """The checks expected it to."""
+    history = Scenario(
+        6000653,
+        Setup(slots=3, memory=15, objects=93, tenants=4, transfer=1024, settle=False, share=0.3, stall=0.02),
+        (
+            Happening(2.5994, "ask", who=1, talk=1, how="turn", size=8, seed=373479456, reply=1),
+            Happening(3.6928, "rm", reply=1),
+            Happening(3.7237, "pin", who=1, talk=1, size=100, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

@@ -17,6 +17,7 @@ from headstart.prefix_cache.quota import owner_of
 from headstart.prefix_cache.siblings import WIDTH
 from headstart.serving.job import Job
 from headstart.serving.listener import NoListener
+from headstart.serving.pinned_prefix import PinnedPrefix
 from headstart.serving.slots import Slot
 from headstart.testing.fake_engine import LOW
 from headstart.testing.simulation.engine import UNCHANGED, SimulatedEngine
@@ -25,6 +26,7 @@ from headstart.testing.simulation.filesystem import ROOT, FileSystem
 from headstart.testing.simulation.lifetimes import Lifetimes
 from headstart.testing.simulation.oracle import Oracle
 from headstart.testing.simulation.pinned import PinnedChains
+from headstart.testing.simulation.shared_checks import SharedChecks
 from headstart.testing.simulation.threads import TIME
 from headstart.testing.simulation.violation import Violation, require
 from headstart.tiers.disk import FormatError, Label, format
@@ -64,6 +66,7 @@ class Checks:
         lifetimes: how old blocks are.
         pinned: what owners have pinned.
         oracles: by the fingerprint of their model.
+        shared: what the shared store may hold, if there is one.
         steps: steps of a scheduler that were checked.
     """
 
@@ -77,6 +80,7 @@ class Checks:
         self._tokens: dict[bytes, Tokens] = {root_id(model, salt): as_tokens([]) for model in self.oracles for salt in salts}
         self._good: dict[tuple[bytes, bool], bytes] = {}
         self.erasures, self.lifetimes, self.pinned = erasures, lifetimes, pinned
+        self.shared: SharedChecks | None = None
         self.steps = 0
 
     # ── content ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -150,7 +154,7 @@ class Checks:
         """`check` of every part of the store, and its quotas."""
         store = runtime.cache.store
         try:
-            store.check()
+            store.check(_prefixes(runtime))
         except AssertionError as error:
             raise Violation(f"check(): {error!r}") from error
         if store.memory.quota.on:
@@ -196,6 +200,13 @@ class Checks:
             require(header.label.key.hex() == name.split(".")[0], "disk: an object under another name")
             self.entry(header.label, payload, header.label.canonical, "disk", self.oracles[header.label.fingerprint])
 
+    def store(self) -> None:
+        """All entries of the shared store that a server would take for good."""
+        for one in self.shared.entries() if self.shared is not None else ():
+            oracle = self.oracles[one.label.fingerprint]
+            self.entry(one.label, one.payload, True, "the shared store", oracle)
+            require(not self.erasures.left(one.label), "a deleted entry is in the shared store")
+
     def rows(self, files: FileSystem, database: sqlite3.Connection) -> None:
         """Each row of the catalogue has its object. For moments at which nobody writes."""
         names = files.disk.names.get(f"{ROOT}/objects", {})
@@ -205,6 +216,13 @@ class Checks:
                 require(key in files.missing, "disk: a row without an object")
             elif not file.rotten:
                 require(file.allocated == allocated, "disk: a row with another size than its object")
+
+
+def _prefixes(runtime: Runtime) -> list[PinnedPrefix]:
+    """What the jobs of a server have pinned."""
+    scheduler = runtime.scheduler
+    jobs = {id(job): job for job in (*scheduler.waiting, *scheduler._running)}
+    return [job.pinned for job in jobs.values()]
 
 
 def agrees(runtime: Runtime, disk: WriteBehind, database: sqlite3.Connection) -> bool:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
 
-from headstart.errors import Conflict, HeadstartError, NotFound
+from headstart.errors import Conflict, HeadstartError, NotFound, Unavailable
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.runtime import Runtime
+from headstart.serving.stored import Deleted
 from headstart.testing.simulation.calls import SimulatedPath
+from headstart.testing.simulation.erasures import Deletion, continued
 from headstart.testing.simulation.filesystem import ROOT
 from headstart.testing.simulation.history import Happening, Scenario
 from headstart.testing.simulation.lifetimes import HEARD
@@ -195,18 +198,26 @@ class Clients(SimulatedMachine):
                     require(all(chain.owner == owner for chain in chains), "a list has chains of others")
                 elif event.what == "erase slot":
                     runtime.erase(event.who % len(runtime.scheduler.slots))
-                elif talk is not None and talk.ids:
+                elif talk is not None and talk.ids and (event.what == "delete" or server.disk is not None):
                     key, path = self._last(runtime, talk, tail=event.size == TAILS), talk.ids
                     match event.what:
                         case "pin":
                             pinned.answered(asked, runtime.stored.pin(key, owner), runtime, self.files)
+                            if self.programs or self.here.now < self._removed + HEARD:
+                                pinned.forgotten()  # the server will hear of it
                         case "unpin":
                             asked = pinned.unpins((*path, key), runtime)
                             runtime.stored.unpin(key, owner)
                             pinned.unpinned(asked, path, self.files)
                         case "delete":
-                            runtime.stored.delete(key, owner)
-                            self._deleted(server, key)
+                            others = [one for one in self.servers if one is not server] if self.setup.apart else []
+                            deleted = runtime.stored.delete(key, owner)
+                            deletions = [self._latest(server, deleted)]
+                            if self.setup.apart and self.returning:
+                                raise Unavailable("a server does not answer")
+                            for other in others:
+                                deletions.append(self._delete_there(other, key, owner, deleted))
+                            self._deleted(server, [one for one in deletions if one is not None], others)
                 self.seen[event.what] += 1
             except HeadstartError as error:
                 if event.what == "pin":
@@ -238,7 +249,7 @@ class Clients(SimulatedMachine):
             disk.erase(() if age else disk.catalog.keys(), before, lambda: needed(disk))
 
         def removed() -> None:
-            if before <= self.files.now():  # the clock was not set back meanwhile
+            if before <= self.files.now() and not self.setup.shared:  # not set back meanwhile; what is shared comes back
                 self.checks.erasures.swept(before, spared)
             self.checks.erasures.files(self.files)
 
@@ -291,15 +302,35 @@ class Clients(SimulatedMachine):
         self._removed = self.here.now
         self._open -= 1
 
-    def _deleted(self, server: SimulatedServer, key: BlockId) -> None:
-        """An owner has the answer that a chain is deleted."""
+    def _latest(self, server: SimulatedServer, deleted: Deleted) -> Deletion | None:
+        """The deletion with these entries."""
+        return next((one for one in reversed(server.deletions) if deleted.stretches[0].id in one.blocks), None)
+
+    def _delete_there(self, server: SimulatedServer, key: BlockId, owner: bytes, deleted: Deleted) -> Deletion | None:
+        """What a fleet does at another server. Raises Unavailable if it cannot."""
+        if server.runtime is None or not server.ready:
+            raise Unavailable("it does not answer")
+        stored = server.runtime.stored
+        gone = stored.delete(key, owner, deleted.stretches)
+        self.seen["delete there"] += 1
+        return self._latest(server, gone) if gone.stretches else None
+
+    def _deleted(self, server: SimulatedServer, deletions: list[Deletion], others: list[SimulatedServer]) -> None:
+        """An owner has the answer that a chain is deleted, here and at others. What other chains need there stays."""
         runtime, erasures = server.runtime, self.checks.erasures
         assert runtime is not None
-        deletion = next(one for one in reversed(server.deletions) if key in one.blocks)
-        erasures.answered(deletion)
+        gone = {key for one in deletions for key in one.blocks}
+        needed = {key for other in others if other.runtime is not None for key in continued(other.runtime.cache.index, gone)}
+        first = min(one.at for one in deletions)  # a server may compute it again while others are asked
+        deletions = [replace(one.without(needed), at=first) for one in deletions]
+        for one in deletions:
+            erasures.answered(one)
+        deletion = deletions[0]
         self.checks.pinned.deleted(deletion.blocks)
         if self.programs or self.here.now < self._removed + HEARD:  # of what they did, a server hears later
             return
+        if self.checks.shared is not None and (self.setup.apart or len(self.servers) == 1):
+            self.checks.shared.lacks(deletion, erasures.again)
         erasures.files(self.files)  # no other server writes it again, though it may not have heard yet
         if len(self.servers) == 1:
             runtime.scheduler.call(lambda: erasures.server(runtime, rests=False)).result()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,10 @@ class Deletion:
     def of(cls, keys: Collection[BlockId], at: float) -> Deletion:
         return cls({key: key for key in keys} | {checkpoint_id(key): key for key in keys}, at)
 
+    def without(self, needed: Collection[BlockId]) -> Deletion:
+        """The same, but for blocks that other chains need."""
+        return replace(self, blocks={key: block for key, block in self.blocks.items() if block not in needed})
+
 
 class Erasures:
     """All deletions that owners have had an answer to.
@@ -71,12 +75,12 @@ class Erasures:
         self._gone.clear()
         self._swept.clear()
 
-    def _again(self, key: BlockId) -> bool:
+    def again(self, key: BlockId) -> bool:
         """Whether a block, or that of a checkpoint, was computed since its deletion."""
         deletion = self._gone[key]
         return self._made.get(deletion.blocks[key], deletion.at) > deletion.at
 
-    def _left(self, label: Label) -> bool:
+    def left(self, label: Label) -> bool:
         """Whether an object was deleted. A server may hold what is `swept` until it hears of it, but not write it."""
         block = label.parent if label.kind == STATE else label.key
         return self._is_swept(label.key, block, label.written) or self._old(label.key, label.written)
@@ -87,7 +91,7 @@ class Erasures:
 
     def _old(self, key: BlockId, written: float) -> bool:
         """Whether what was written at a time, of an entry of this key, was deleted by its owner."""
-        return key in self._gone and written <= self._gone[key].at and not self._again(key)
+        return key in self._gone and written <= self._gone[key].at and not self.again(key)
 
     def begun(self, runtime: Runtime, deletion: Deletion) -> None:
         """A deletion has begun: nothing will be settled or explained that belongs to it."""
@@ -107,7 +111,7 @@ class Erasures:
             entry = store.index.get(key)
             if entry is not None and (rests or not entry.pins):
                 require(not self._old(key, entry.written), "a deleted entry is in the index")
-            ghost = rests and key in store.retention._ghosts and not self._again(key)
+            ghost = rests and key in store.retention._ghosts and not self.again(key)
             require(not ghost, "a deleted entry has a ghost in memory")
         for slot in scheduler.slots:
             for number, key in enumerate(slot.ids if not slot.busy else ()):
@@ -153,9 +157,9 @@ class Erasures:
         for folder in ("objects", "tmp", "quarantine") if self._gone or self._swept else ():
             for name, file in names.get(f"{ROOT}/{folder}", {}).items():
                 label = label_of(file)
-                require(label is None or not self._left(label), f"a deleted entry is in {folder}")
+                require(label is None or not self.left(label), f"a deleted entry is in {folder}")
                 key = _key(name)
-                there = label is None and key in self._gone and not self._again(key)
+                there = label is None and key in self._gone and not self.again(key)
                 require(not there, f"a deleted entry is in {folder}, damaged")
 
     def rows(self, database: sqlite3.Connection) -> None:
@@ -168,7 +172,7 @@ class Erasures:
         """The catalogue's files do not contain the ids that were deleted, in free pages either."""
         for path in folder.iterdir():
             data = path.read_bytes()
-            found = any(key in data and not self._again(key) for key in deletion.blocks)
+            found = any(key in data and not self.again(key) for key in deletion.blocks)
             require(not found, "the id of a deleted entry is in the catalogue's files")
 
 
@@ -184,6 +188,17 @@ def _text(index: Index, checkpoint: Entry) -> Iterator[tuple[BlockId, float]]:
             return
         key = entry.parent
     yield key, float("-inf")  # when it was computed is known
+
+
+def continued(index: Index, gone: Collection[BlockId]) -> set[BlockId]:
+    """The entries of `gone` that others in an index continue."""
+    found = set[BlockId]()
+    for entry in index:
+        at = None if entry.id in gone else index.get(entry.parent)
+        while at is not None and at.id not in found:
+            found.add(at.id)
+            at = index.get(at.parent)
+    return found.intersection(gone)
 
 
 def label_of(file: Inode) -> Label | None:

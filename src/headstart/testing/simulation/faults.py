@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 FILE_CALLS = ("open", "look", "write", "fsync", "rename", "unlink", "read", "list", "stat")
 SQL_CALLS = ("select", "change", "commit")
+STORE_CALLS = ("shared get", "shared have", "shared put", "shared touch", "shared limit", "shared delete", "shared list")
 ERRNOS = {"enospc": errno.ENOSPC, "eio": errno.EIO, "eacces": errno.EACCES, "emfile": errno.EMFILE, "eperm": errno.EPERM}
 SQL_CODES = {
     "sql_full": (sqlite3.SQLITE_FULL, "database or disk is full"),
@@ -45,12 +46,26 @@ MEETS: dict[str, tuple[str, ...]] = {
     "export checkpoint": ("export checkpoint",),
     "import checkpoint": ("import checkpoint",),
     "rewind": ("rewind",),
+    "store_refused": STORE_CALLS,
+    "store_down": STORE_CALLS,
+    "store_restarted": STORE_CALLS,
+    "store_hung": STORE_CALLS,
+    "store_slow": STORE_CALLS,
+    "store_full": ("shared put",),
+    "store_lost": ("shared put",),
+    "store_unanswered": ("shared put", "shared touch", "shared limit", "shared delete"),
+    "store_evicted": ("shared have", "shared get"),
+    "store_half": ("shared get",),
+    "store_rot": ("shared get",),
+    "store_cut": ("shared get",),
+    "store_swapped": ("shared get",),
 }
 """The calls that each kind of fault can meet."""
 DISK_FAULTS = tuple(
     kind for kind, calls in MEETS.items() if calls[0] in (*FILE_CALLS, *SQL_CALLS) and kind not in ("power_loss", "kill")
 )
-ENGINE_FAULTS = tuple(kind for kind, calls in MEETS.items() if calls[0] not in (*FILE_CALLS, *SQL_CALLS))
+STORE_FAULTS = tuple(kind for kind in MEETS if kind.startswith("store_"))
+ENGINE_FAULTS = tuple(kind for kind, calls in MEETS.items() if calls[0] not in (*FILE_CALLS, *SQL_CALLS, *STORE_CALLS))
 STATE_FAULTS = ("export checkpoint", "import checkpoint", "rewind")
 """Those of models with a state only."""
 

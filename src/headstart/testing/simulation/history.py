@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from headstart.testing.simulation.faults import DISK_FAULTS, ENGINE_FAULTS, MEETS, STATE_FAULTS
+from headstart.testing.simulation.faults import DISK_FAULTS, ENGINE_FAULTS, MEETS, STATE_FAULTS, STORE_FAULTS
 
 What = Literal[
     "ask",
@@ -45,6 +45,11 @@ class Setup:
         mixed: whether every second server has other options.
         foreign: whether every second server has another model.
         model: stands for its weights.
+        shared: the kind of shared store; "" for none.
+        encrypt: whether it has a key for each tenant.
+        store: objects that fit into it.
+        apart: whether the second server is on another machine, and has no disk.
+        disk: whether a server has one.
     """
 
     mode: Literal["fast", "exact"] = "fast"
@@ -64,9 +69,16 @@ class Setup:
     mixed: bool = False
     foreign: bool = False
     model: int = 0
+    shared: Literal["", "valkey", "s3"] = ""
+    encrypt: bool = False
+    store: int = 1000
+    apart: bool = False
+    disk: bool = True
 
-    def of_server(self, number: int) -> Setup:
+    def of_server(self, number: int, name: str) -> Setup:
         """The options of a server, the first of which has number 1. The limits of the folder are the same for all."""
+        if self.apart and name == "second":
+            return replace(self, disk=False)
         if number % 2:
             return self
         other = replace(self, model=1) if self.foreign else self
@@ -112,9 +124,14 @@ class Scenario:
     def of(cls, seed: int) -> Scenario:
         """The history of a seed."""
         dice = random.Random(seed)
-        setup = _setup(dice)
+        beside = random.Random(f"shared {seed}")  # of its own: histories without a shared store are what they were
+        setup = _with_store(beside, _setup(dice))
         asks = _asks(dice, setup)
         events = [*asks, *_trouble(dice, setup, asks[-1].at), *_wishes(dice, setup, asks)]
+        if setup.shared:
+            events += _store_trouble(beside, asks[-1].at)
+        if setup.apart:
+            events.append(Happening(1.0, "second"))
         rounded = (replace(event, at=round(event.at, 4)) for event in events)  # as they are printed
         return cls(seed, setup, tuple(sorted(rounded, key=lambda event: event.at)))
 
@@ -142,6 +159,21 @@ def _setup(dice: random.Random) -> Setup:
         mixed=dice.random() < 0.3,
         foreign=dice.random() < 0.15,
     )
+
+
+def _with_store(dice: random.Random, setup: Setup) -> Setup:
+    if dice.random() < 0.6:
+        return setup
+    kind: Literal["valkey", "s3"] = dice.choice(["valkey", "valkey", "s3"])
+    store, apart, encrypt = dice.choice([20, 100, 1000]), dice.random() < 0.6, dice.random() < 0.3
+    return replace(setup, shared=kind, encrypt=encrypt, store=store, apart=apart)
+
+
+def _store_trouble(dice: random.Random, last: float) -> list[Happening]:
+    """Faults of the shared store, until `last`."""
+    calm = dice.random() < 0.2
+    kinds = [dice.choice(STORE_FAULTS) for _ in range(0 if calm else dice.randint(2, 12))]
+    return [Happening(dice.random() * last, "fault", how=kind, size=dice.choice([0, 0, 1, 3, 10])) for kind in kinds]
 
 
 def _ask(dice: random.Random, setup: Setup, at: float) -> Happening:

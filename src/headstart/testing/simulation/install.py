@@ -13,6 +13,7 @@ import fcntl
 import os
 import pathlib
 import queue
+import random
 import shutil
 import sqlite3
 import sys
@@ -23,17 +24,27 @@ from types import ModuleType
 from typing import Any
 
 import headstart.serving.runtime
+import headstart.tiers.shared.opened
 import headstart.tiers.write_behind  # noqa: F401
 from headstart.prompt.chat_template import Template
+from headstart.serving import landing, late_fetch, shared_audit
 from headstart.testing.simulation.calls import FCNTL, OS, SHUTIL, SimulatedPath
 from headstart.testing.simulation.database import SQLITE
+from headstart.testing.simulation.shared_store import simulated_keys, simulated_store
 from headstart.testing.simulation.talks import compiled
-from headstart.testing.simulation.threads import QUEUE, THREADING, TIME, Future
+from headstart.testing.simulation.threads import QUEUE, RANDOM, THREADING, TIME, Executor, Future
+from headstart.tiers.shared.address import fleet_keys, open_store
 
 PACKAGES = ("headstart.serving", "headstart.prefix_cache", "headstart.tiers", "headstart.lru", "headstart.config")
 """What runs in the simulation."""
-NOT = ("headstart.tiers.shared.",)
-"""What the simulation does not use: stores of a fleet, which are behind a network."""
+NOT = tuple(f"headstart.tiers.shared.{name}" for name in ("folder", "resp", "s3", "valkey"))
+"""What the simulation does not use: the clients of real stores."""
+CONSTANTS: tuple[tuple[ModuleType, str, object], ...] = (
+    (landing, "SMALL", 0),
+    (late_fetch, "LEAST", 0.05),
+    (shared_audit, "PORTION", 0.2),
+)
+"""Limits that texts of a few hundred tokens would not reach."""
 STAND_INS: tuple[tuple[object, object], ...] = (
     (time, TIME),
     (threading, THREADING),
@@ -44,6 +55,10 @@ STAND_INS: tuple[tuple[object, object], ...] = (
     (sqlite3, SQLITE),
     (pathlib.Path, SimulatedPath),
     (concurrent.futures.Future, Future),
+    (concurrent.futures.ThreadPoolExecutor, Executor),
+    (random, RANDOM),
+    (open_store, simulated_store),
+    (fleet_keys, simulated_keys),
     (Template, compiled),
 )
 
@@ -67,8 +82,11 @@ def installed() -> Iterator[None]:
                 if value is real and not (module.__name__ == "headstart.config" and real is not pathlib.Path):
                     undo.append((module, name, value))
                     setattr(module, name, stand_in)
+    for module, name, value in CONSTANTS:
+        undo.append((module, name, getattr(module, name)))
+        setattr(module, name, value)
     try:
         yield
     finally:
-        for module, name, value in undo:
+        for module, name, value in reversed(undo):
             setattr(module, name, value)

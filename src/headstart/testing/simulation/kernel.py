@@ -34,6 +34,7 @@ class World:
         task: the one that runs.
         errors: exceptions that ended a task, which must not happen.
         trace: gets a line about each call, for people.
+        store: the shared store, if there is one.
     """
 
     def __init__(self, seed: int) -> None:
@@ -44,6 +45,7 @@ class World:
         self.errors: list[tuple[str, BaseException]] = []
         self.steps = 0
         self.trace: Callable[[str], None] | None = None
+        self.store: object = None
         self._heap: list[tuple[float, int, Task, int, bool]] = []
         self._order = count()
         self._pids = count(100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,8 @@ from headstart.testing.simulation.lifetimes import Lifetimes
 from headstart.testing.simulation.oracle import Oracle
 from headstart.testing.simulation.pinned import PinnedChains, limits
 from headstart.testing.simulation.server import SimulatedServer, disk_budget, options
+from headstart.testing.simulation.shared_checks import SharedChecks
+from headstart.testing.simulation.shared_store import StoreSite
 from headstart.testing.simulation.tasks import Process
 from headstart.testing.simulation.violation import Violation, require
 from headstart.tiers.disk import Disk, FormatError, format
@@ -43,12 +46,15 @@ class SimulatedMachine:
         programs: other processes that use the folder.
         returning: crashed servers that somebody will start again.
         violation: what a crash has shown.
+        shared: what the shared tier has counted, of servers that have ended.
     """
 
     def __init__(self, history: Scenario, real: Path) -> None:
         self.history, self.setup = history, history.setup
         self.here = World(history.seed)
         self.faults = Faults()
+        if self.setup.shared:
+            self.here.store = self.site = StoreSite(self.setup.shared, self.setup.store, self.faults, self.here)
         self.disk = VirtualDisk(FREE)
         self._folder = real
         self._lives = 0
@@ -65,6 +71,8 @@ class SimulatedMachine:
         pinned = PinnedChains(limits(self.setup.share, disk_budget(self.setup)), expires=self.setup.expire is not None)
         self.checks = Checks(oracles, self.salts, Erasures(size, lifetimes.made), lifetimes, pinned)
         self.files.dropped = pinned.lost
+        if self.setup.shared:
+            self.checks.shared = SharedChecks(self.site, self.checks.oracles, self.salts, encrypt=self.setup.encrypt)
         self.tenants = checking.Tenants()
         self.clients = self.here.process("clients")
         self.servers: list[SimulatedServer] = []
@@ -74,6 +82,7 @@ class SimulatedMachine:
         self._promised: dict[BlockId, bool] = {}
         self._spoiled = 0
         self.violation: Violation | None = None
+        self.shared: Counter[str] = Counter()
 
     def _synced(self) -> None:
         task = self.here.task
@@ -83,7 +92,7 @@ class SimulatedMachine:
 
     def _serve(self, name: str) -> None:
         self._lives += 1
-        setup = self.setup.of_server(self._lives)
+        setup = self.setup.of_server(self._lives, name)
         server = SimulatedServer(self.here, self.faults, setup, self.checks, self.tenants, f"{name} {self._lives}")
         server.process.exits.append(lambda: self.files.leave(server.process))
         server.deletes = partial(self._deletes, server)
@@ -130,14 +139,21 @@ class SimulatedMachine:
     def _believed(self, servers: Collection[SimulatedServer]) -> Iterator[tuple[BlockId, bool]]:
         """What all servers of a model believe to be on disk."""
         for model in self.checks.oracles:
-            runtimes = [one.runtime for one in servers if one.runtime is not None and one.engine.fingerprint == model]
+            runtimes = [
+                one.runtime for one in servers if one.runtime is not None and one.engine.fingerprint == model and one.disk
+            ]
             yield from checking.believed([runtime.cache.index for runtime in runtimes]).items()
 
     def _leave(self, server: SimulatedServer) -> None:
         """A process ends, with all its threads."""
         self.here.kill(server.process)
         self.servers.remove(server)
+        self._count(server)
         self._spoiled += server.engine.spoiled
+
+    def _count(self, server: SimulatedServer) -> None:
+        if server.runtime is not None and server.runtime.cache.shared.on:
+            self.shared += server.runtime.cache.shared.counters
 
     def _again(self, name: str) -> None:
         self.here.sleep(0.5 + 2 * self.here.dice.random())
@@ -182,9 +198,9 @@ class SimulatedMachine:
         """What was stored before the last crash, and is still there, has its row again."""
         if not self.servers:
             return
-        disk = self.servers[-1].disk._disk
-        assert disk is not None
-        if replaced(disk):
+        disks = [one.disk for one in self.servers if one.disk]
+        disk = disks[-1]._disk if disks else None
+        if disk is None or replaced(disk):
             return
         rows = {key for (key,) in sqlite3.Connection.execute(disk.catalog._db, "SELECT key FROM objects")}
         for key in self._promised:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from headstart.serving.kv_store import KvStore
 from headstart.serving.runtime import Runtime
 from headstart.testing.simulation import checks as checking
 from headstart.testing.simulation import filesystem, kernel
@@ -24,6 +25,7 @@ from headstart.testing.simulation.server import SimulatedServer
 from headstart.testing.simulation.tasks import Stuck
 from headstart.testing.simulation.threads import TIME
 from headstart.testing.simulation.violation import Violation, require
+from headstart.tiers.shared.tier import StoreTier
 
 SHARED_MEMORY = Path("/dev/shm")
 OVER = 3600.0
@@ -114,11 +116,13 @@ class HistoryRun(Clients):
         runtime = server.runtime
         assert runtime is not None
         store = runtime.cache.store
-        waits = store.offload.writing or store.offload._queued or runtime.scheduler.expiry.busy
+        waits = store.offload.writing or store.offload._queued or runtime.scheduler.expiry.busy or shared_waits(store)
         return runtime.scheduler.idle and not waits and self._tidied(server)
 
     def _tidied(self, server: SimulatedServer) -> bool:
         disk = server.disk
+        if disk is None:
+            return True
         works = disk._disk is not None and TIME.monotonic() >= disk._failing_until
         if not (works and disk._tidied > float("-inf")) or disk._hangs or disk.hides or not disk.listed:
             return False
@@ -136,9 +140,8 @@ class HistoryRun(Clients):
             assert runtime is not None
             rested = self.here.spawn(runtime.scheduler.call(partial(self._rest, runtime)).result, "rest", server.process)
             self._until(partial(getattr, rested, "ended"), "rest")
-            disk = server.disk._disk
-            assert disk is not None
-            if not replaced(disk):
+            disk = None if server.disk is None else server.disk._disk
+            if disk is not None and not replaced(disk):
                 self.checks.rows(self.files, disk.catalog._db)
                 self.checks.erasures.rows(disk.catalog._db)
                 self.checks.pinned.rows(self.files)
@@ -153,6 +156,9 @@ class HistoryRun(Clients):
         self._until(lambda: all(server.closed for server in self.servers), "stop")
         self._until(lambda: not any(server.process.tasks for server in self.servers), "threads")
         self.checks.objects(self.files)
+        self.checks.store()
+        for server in self.servers:
+            self._count(server)
         for call in self.calls:
             require(
                 call.outcome in ("answered", "aborted", "refused", "failed", "lost"), f"a request is {call.outcome or 'open'}"
@@ -172,6 +178,14 @@ class HistoryRun(Clients):
         lent = {cell for _, cell in runtime.cache.prefetch._lent}
         require(runtime.cache.memory._open == lent, "a cell is allocated for ever")
         require(not runtime.scheduler.queued and not runtime.scheduler.running, "a request is forgotten")
+
+
+def shared_waits(store: KvStore) -> bool:
+    """Whether something is on its way to the shared store, or from there."""
+    if not isinstance(store.shared, StoreTier):
+        return False
+    writing, offer = store.shared._writing, store.shared_offer
+    return bool(writing._queue or writing._waiting or writing._answers or offer.reading or offer.later)
 
 
 def run(history: Scenario, trace: Callable[[str], None] | None = None) -> Result:
@@ -223,6 +237,7 @@ def _run(history: Scenario, trace: Callable[[str], None] | None) -> Result:
         logger.removeHandler(alarm)
         logger.setLevel(before)
         logger.propagate = spreads
+    found.seen += Counter({f"shared {what}": number for what, number in found.shared.items()})
     found.seen["step"] = found.checks.steps
     return Result(
         history,

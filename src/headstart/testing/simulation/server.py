@@ -66,7 +66,7 @@ def settings(setup: Setup) -> Settings:
     return Settings(
         reuse=setup.mode,
         memory_budget=setup.memory * 8 * KV_BYTES + setup.transfer,
-        cache_dir=PosixPath(ROOT),
+        cache_dir=PosixPath(ROOT) if setup.disk else None,
         disk_budget=disk_budget(setup),
         tenant_memory=setup.share,
         tenant_disk=setup.share,
@@ -76,6 +76,8 @@ def settings(setup: Setup) -> Settings:
         queue=setup.queue,
         stall=setup.stall,
         drain=5.0,
+        shared=f"{setup.shared}://simulated" if setup.shared else None,
+        shared_encrypt=setup.encrypt,
     )
 
 
@@ -148,10 +150,11 @@ class SimulatedServer:
         return self.runtime is not None and self.closing and not self.closed
 
     @property
-    def disk(self) -> WriteBehind:
+    def disk(self) -> WriteBehind | None:
+        """Its disk, if it has one."""
         assert self.runtime is not None
-        assert isinstance(self.runtime.cache.disk, WriteBehind)
-        return self.runtime.cache.disk
+        disk = self.runtime.cache.disk
+        return disk if isinstance(disk, WriteBehind) else None
 
     def close(self) -> None:
         """Stops it as an operator does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import queue
+import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
@@ -80,13 +81,18 @@ class Condition:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
+    def notify(self, n: int = 1) -> None:
+        world().wake(self._waiters, n)
+
     def notify_all(self) -> None:
         world().wake(self._waiters)
 
-    def wait_for(self, predicate: Callable[[], T]) -> T:
-        while not (found := predicate()):
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
+        here = world()
+        ends = None if timeout is None else here.now + timeout
+        while not (found := predicate()) and (ends is None or here.now < ends):
             self._lock.release()
-            world().park(self._waiters, None)
+            here.park(self._waiters, None if ends is None else ends - here.now)
             self._lock.acquire()
         return found
 
@@ -169,6 +175,51 @@ class Future(concurrent.futures.Future[T]):
         return super().exception(0)
 
 
+class Executor:
+    """`ThreadPoolExecutor`. Its threads are tasks of the process that submits first."""
+
+    def __init__(self, max_workers: int, thread_name_prefix: str = "") -> None:
+        self._most = max_workers
+        self._name = thread_name_prefix
+        self._works: Queue[tuple[Future[Any], Callable[[], Any]] | None] = Queue()
+        self._threads: list[Thread] = []
+        self._idle = 0
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        done: Future[T] = Future()
+        self._works.put((done, lambda: function(*arguments)))
+        if not self._idle and len(self._threads) < self._most:
+            self._threads.append(Thread(target=self._work, name=f"{self._name}_{len(self._threads)}"))
+            self._threads[-1].start()
+        return done
+
+    def _work(self) -> None:
+        while True:
+            self._idle += 1
+            work = self._works.get()
+            self._idle -= 1
+            if work is None:
+                self._works.put(None)  # for the next one
+                return
+            done, call = work
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                found = call()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(found)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        while cancel_futures and not self._works.empty():
+            if (work := self._works.get_nowait()) is not None:
+                work[0].cancel()
+        self._works.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
+
+
 class StandIn:
     """A module of which only these names are simulated. Any other name is an error: production must not escape."""
 
@@ -191,6 +242,7 @@ _NOBODY = _Nobody()
 
 THREADING = StandIn("threading", {"Lock": SimulatedLock, "Event": SimulatedEvent, "Condition": Condition, "Thread": Thread})
 QUEUE = StandIn("queue", {"Queue": Queue, "SimpleQueue": Queue, "Empty": queue.Empty})
+RANDOM = StandIn("random", {"random": lambda: world().dice.random(), "Random": random.Random})
 TIME = StandIn(
     "time",
     {

@@ -28,15 +28,15 @@ class Breaker:
     """Whether a store may be called. Thread-safe. `now` is a clock's time in seconds that never goes back.
 
     Args:
-        chance: random numbers from 0 to 1.
+        chance: random numbers from 0 to 1; None for those of `random`.
 
     Attributes:
         opened: how often it has opened.
     """
 
-    def __init__(self, chance: Callable[[], float] = random.random) -> None:
+    def __init__(self, chance: Callable[[], float] | None = None) -> None:
         self.opened = 0
-        self._chance = chance
+        self._chance = random.random if chance is None else chance
         self._lock = threading.Lock()
         self._failures = 0
         self._wait = 0.0  # the last wait, without jitter; 0 if closed

@@ -17,7 +17,8 @@ from headstart.tiers.shared.keys import KEY, FleetKeys, SealKey, seal_key
 from headstart.tiers.shared.names import ObjectNames
 from headstart.tiers.shared.store import Blob, SharedStore, StoreError
 
-_ID = b"data key"
+DATA_KEY = b"data key"
+"""The id of an owner's data key in its name."""
 _OWNERS = 4096  # owners whose keys are remembered
 
 
@@ -88,7 +89,7 @@ class DataKeys:
         self._store.delete([self._name(owner)])
 
     def _name(self, owner: bytes) -> str:
-        return self.names.of(owner, "key", _ID)
+        return self.names.of(owner, "key", DATA_KEY)
 
     def _wrapping(self, owner: bytes) -> tuple[SealKey, ...]:
         return self._fleet.derived("wrap", owner, "aes-256-gcm")

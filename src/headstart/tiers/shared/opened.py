@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,4 +64,5 @@ def opened(
     lives = SharedTerms(terms, math.inf if expire is None else expire, keys.names)
     name, writer = engine.facts.name, secrets.token_hex(WRITER)
     card = ServerCard(writer, platform.node(), name, engine.fingerprint.hex(), engine.identity)
-    return StoreTier(store, keys, card=card, room=room, writes=writes, terms=lives, listener=listener, wall=wall)
+    clocks = {"wall": wall, "clock": time.monotonic}
+    return StoreTier(store, keys, card=card, room=room, writes=writes, terms=lives, listener=listener, **clocks)
