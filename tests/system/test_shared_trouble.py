@@ -33,7 +33,7 @@ from headstart.tiers.shared.pace import StorePace
 from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.tier import StoreTier
 from headstart.tiers.shared.valkey import ValkeyStore
-from live import serving
+from live import serving, wait_until
 from sharing import stored
 from stores import HOST, ValkeyServer
 
@@ -317,6 +317,25 @@ def test_heads_of_chains_are_touched_in_the_store(key_file: Path, valkey: Valkey
 
 
 # ── waiting requests ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_when_a_deletion_is_answered_memory_has_nothing_of_it(
+    key_file: Path, valkey: ValkeyServer, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = ValkeyStore.put
+
+    def slow(store: ValkeyStore, *arguments: Any, **options: Any) -> bool:
+        time.sleep(0.02)
+        return put(store, *arguments, **options)
+
+    monkeypatch.setattr(ValkeyStore, "put", slow)
+    with start(valkey.url, key_file) as rt:
+        for _ in range(3):
+            ask(rt, chat(), max_tokens=1)
+            wait_until(lambda: rt.cache.store.shared_offer.reading)
+            (chain,) = rt.stored.all()
+            assert rt.stored.delete(chain.id, chain.owner).entries
+            assert not list(rt.cache.index)
 
 
 def test_who_needs_the_beginning_of_a_long_prompt_does_not_wait_for_its_end(

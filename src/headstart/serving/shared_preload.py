@@ -34,9 +34,12 @@ class Preload:
 
     chains: Iterator[Chain]
     stopped: bool = False
-    over: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(init=False)
     prefixes: int = 0
     tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.over = threading.Event()
 
 
 class SharedPreload:

@@ -296,6 +296,7 @@ class CachedChains:
             self._in_portions(end(keys))
         try:
             self._wait(shared)
+            self._in_portions(self._take_answers())
         except Unavailable as error:
             raise Unavailable(
                 f"{error} The chain is deleted here, but not there. `headstart fleet rm` deletes there all that its owner has."
@@ -320,6 +321,11 @@ class CachedChains:
             if not self._cache.store.offload.take_notices(FEW):
                 return
             yield
+
+    def _take_answers(self) -> LongWork[None]:
+        """Drops what the shared store was being sent when its deletion began."""
+        self._cache.store.shared_offer.take_answers()
+        yield from self._scheduler.expiry.delete_read()
 
     def _learn_all(self) -> LongWork[None]:
         """Lets the index have all chains on disk. Raises Unavailable if there may be others: see `DiskTier`."""

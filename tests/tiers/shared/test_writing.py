@@ -15,7 +15,7 @@ from headstart.errors import Unavailable
 from headstart.tiers.disk import Label, Note
 from headstart.tiers.shared import tier as tiers
 from headstart.tiers.shared import writing
-from headstart.tiers.shared.data_keys import _ID, DataKeys
+from headstart.tiers.shared.data_keys import DATA_KEY, DataKeys
 from headstart.tiers.shared.folder import FolderStore
 from headstart.tiers.shared.keys import FleetKeys, TagKeys
 from headstart.tiers.shared.names import parse
@@ -290,7 +290,7 @@ def test_a_data_key_that_cannot_be_opened_keeps_out_its_owner_alone(
 ) -> None:
     """Fault: what others had offered with it was refused, and the store was taken for one that fails."""
     fleet = FleetKeys.generate()
-    store.put(DataKeys(store, fleet).names.of(OWNER, "key", _ID), memoryview(b"damaged"))
+    store.put(DataKeys(store, fleet).names.of(OWNER, "key", DATA_KEY), memoryview(b"damaged"))
     keys = DataKeys(store, fleet)
     tier = tier_of(store, keys)
     wanted = request(prompt(8), SIZE)

@@ -205,7 +205,8 @@ class Checks:
         for one in self.shared.entries() if self.shared is not None else ():
             oracle = self.oracles[one.label.fingerprint]
             self.entry(one.label, one.payload, True, "the shared store", oracle)
-            require(not self.erasures.left(one.label), "a deleted entry is in the shared store")
+            left = self.shared is not None and self.shared.told and self.erasures.left(one.label)
+            require(not left, "a deleted entry is in the shared store")
 
     def rows(self, files: FileSystem, database: sqlite3.Connection) -> None:
         """Each row of the catalogue has its object. For moments at which nobody writes."""
@@ -221,8 +222,8 @@ class Checks:
 def _prefixes(runtime: Runtime) -> list[PinnedPrefix]:
     """What the jobs of a server have pinned."""
     scheduler = runtime.scheduler
-    jobs = {id(job): job for job in (*scheduler.waiting, *scheduler._running)}
-    return [job.pinned for job in jobs.values()]
+    preload = [] if scheduler._preloading is None else [scheduler._preloading._pinned]
+    return [job.pinned for job in (*scheduler.waiting, *scheduler._running)] + preload
 
 
 def agrees(runtime: Runtime, disk: WriteBehind, database: sqlite3.Connection) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -12,12 +13,12 @@ from pathlib import Path
 
 from headstart.errors import Conflict, HeadstartError, NotFound, Unavailable
 from headstart.interfaces.tokens import BlockId
-from headstart.prefix_cache.blocks import root_id
+from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.runtime import Runtime
 from headstart.serving.stored import Deleted
 from headstart.testing.simulation.calls import SimulatedPath
-from headstart.testing.simulation.erasures import Deletion, continued
+from headstart.testing.simulation.erasures import Deletion
 from headstart.testing.simulation.filesystem import ROOT
 from headstart.testing.simulation.history import Happening, Scenario
 from headstart.testing.simulation.lifetimes import HEARD
@@ -53,6 +54,13 @@ class Clients(SimulatedMachine):
         self._open = 0  # what clients and operators still do
         self._removed = -HEARD  # when another program ended
         self._played = False
+
+    def _hot(self, runtime: Runtime) -> Iterable[Chain]:
+        root, size = partial(root_id, runtime.engine.fingerprint), runtime.engine.traits.block_size
+        for (who, _), talk in sorted(self.talks.items()):
+            if talk.messages and self.here.dice.random() < 0.5:
+                prompt = runtime.chat_prompt(talk.conversation(self.salts[who]))
+                yield Chain(root(self.salts[who]), size, prompt.tokens)
 
     def _play(self) -> None:
         for event in self.history.events:
@@ -110,6 +118,8 @@ class Clients(SimulatedMachine):
         others = [one for one in self.servers if one.process.name.startswith("second")]
         if event.how != "stop" and not others:
             self.faults.counts["second_process"] += 1
+            if self.checks.shared is not None:
+                self.checks.shared.told = self.setup.apart
             self._serve("second")
         elif event.how == "stop":
             for server in others:
@@ -210,14 +220,7 @@ class Clients(SimulatedMachine):
                             runtime.stored.unpin(key, owner)
                             pinned.unpinned(asked, path, self.files)
                         case "delete":
-                            others = [one for one in self.servers if one is not server] if self.setup.apart else []
-                            deleted = runtime.stored.delete(key, owner)
-                            deletions = [self._latest(server, deleted)]
-                            if self.setup.apart and self.returning:
-                                raise Unavailable("a server does not answer")
-                            for other in others:
-                                deletions.append(self._delete_there(other, key, owner, deleted))
-                            self._deleted(server, [one for one in deletions if one is not None], others)
+                            self._delete(server, key, owner)
                 self.seen[event.what] += 1
             except HeadstartError as error:
                 if event.what == "pin":
@@ -302,27 +305,31 @@ class Clients(SimulatedMachine):
         self._removed = self.here.now
         self._open -= 1
 
-    def _latest(self, server: SimulatedServer, deleted: Deleted) -> Deletion | None:
-        """The deletion with these entries."""
-        return next((one for one in reversed(server.deletions) if deleted.stretches[0].id in one.blocks), None)
+    def _delete(self, server: SimulatedServer, key: BlockId, owner: bytes) -> None:
+        """An owner deletes a chain, where servers are apart as a fleet does it: at all of them."""
+        assert server.runtime is not None
+        others = [one for one in self.servers if one is not server] if self.setup.apart else []
+        deleted = server.runtime.stored.delete(key, owner)
+        deletions, needed = [_latest(server, deleted)], _spared(server, deleted)
+        if self.setup.apart and self.returning:
+            raise Unavailable("a server does not answer")
+        for other in others:
+            if other.runtime is None or not other.ready:
+                raise Unavailable("a server does not answer")
+            with suppress(NotFound):
+                gone = other.runtime.stored.delete(key, owner, deleted.stretches)
+                deletions.append(_latest(other, gone))
+                needed |= _spared(other, gone)
+                self.seen["delete there"] += 1
+            index = other.runtime.cache.index
+            needed |= {one.id for one in deleted.stretches if (entry := index.get(one.id)) is not None and entry.followed}
+        first = min(one.at for one in deletions)  # a server may compute it again while others are asked
+        self._deleted(server, [replace(one.without(needed), at=first) for one in deletions])
 
-    def _delete_there(self, server: SimulatedServer, key: BlockId, owner: bytes, deleted: Deleted) -> Deletion | None:
-        """What a fleet does at another server. Raises Unavailable if it cannot."""
-        if server.runtime is None or not server.ready:
-            raise Unavailable("it does not answer")
-        stored = server.runtime.stored
-        gone = stored.delete(key, owner, deleted.stretches)
-        self.seen["delete there"] += 1
-        return self._latest(server, gone) if gone.stretches else None
-
-    def _deleted(self, server: SimulatedServer, deletions: list[Deletion], others: list[SimulatedServer]) -> None:
-        """An owner has the answer that a chain is deleted, here and at others. What other chains need there stays."""
+    def _deleted(self, server: SimulatedServer, deletions: list[Deletion]) -> None:
+        """An owner has the answer that a chain is deleted, at this server and at others."""
         runtime, erasures = server.runtime, self.checks.erasures
         assert runtime is not None
-        gone = {key for one in deletions for key in one.blocks}
-        needed = {key for other in others if other.runtime is not None for key in continued(other.runtime.cache.index, gone)}
-        first = min(one.at for one in deletions)  # a server may compute it again while others are asked
-        deletions = [replace(one.without(needed), at=first) for one in deletions]
         for one in deletions:
             erasures.answered(one)
         deletion = deletions[0]
@@ -336,3 +343,20 @@ class Clients(SimulatedMachine):
             runtime.scheduler.call(lambda: erasures.server(runtime, rests=False)).result()
             erasures.durable(self.files, deletion)
             erasures.bytes(self.files.real, deletion)
+
+
+def _latest(server: SimulatedServer, deleted: Deleted) -> Deletion:
+    """The deletion with these entries."""
+    return next(one for one in reversed(server.deletions) if deleted.stretches[0].id in one.blocks)
+
+
+def _spared(server: SimulatedServer, deleted: Deleted) -> set[BlockId]:
+    """What a deletion has left of its chain, because other chains continue it."""
+    assert server.runtime is not None
+    index, own, found = server.runtime.cache.index, {one.id for one in deleted.stretches}, set[BlockId]()
+    for one in deleted.stretches:
+        at = None if one.parent in own else index.get(one.parent)
+        while at is not None and at.id not in found:
+            found.add(at.id)
+            at = index.get(at.parent)
+    return found

@@ -190,17 +190,6 @@ def _text(index: Index, checkpoint: Entry) -> Iterator[tuple[BlockId, float]]:
     yield key, float("-inf")  # when it was computed is known
 
 
-def continued(index: Index, gone: Collection[BlockId]) -> set[BlockId]:
-    """The entries of `gone` that others in an index continue."""
-    found = set[BlockId]()
-    for entry in index:
-        at = None if entry.id in gone else index.get(entry.parent)
-        while at is not None and at.id not in found:
-            found.add(at.id)
-            at = index.get(at.parent)
-    return found.intersection(gone)
-
-
 def label_of(file: Inode) -> Label | None:
     """The label of an object; None if it is damaged."""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.blocks import Chain
+from headstart.serving.runtime import Runtime
 from headstart.testing.simulation import checks as checking
 from headstart.testing.simulation import filesystem
 from headstart.testing.simulation.checks import Checks
@@ -96,8 +98,13 @@ class SimulatedMachine:
         server = SimulatedServer(self.here, self.faults, setup, self.checks, self.tenants, f"{name} {self._lives}")
         server.process.exits.append(lambda: self.files.leave(server.process))
         server.deletes = partial(self._deletes, server)
+        server.hot = self._hot
         self.servers.append(server)
         self._processes.append(server)
+
+    def _hot(self, runtime: Runtime) -> Iterable[Chain]:
+        """What a server that starts brings from the shared store."""
+        return ()
 
     def _deletes(self, server: SimulatedServer, keys: Collection[BlockId]) -> None:
         """A server deletes entries, on its engine thread. From now on nothing of them is used any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import random
-from collections.abc import Callable, Collection, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import PosixPath
 from typing import Any
@@ -17,6 +17,7 @@ from headstart.interfaces.conversation import Conversation
 from headstart.interfaces.engine import GREEDY, Sampling
 from headstart.interfaces.generation import GenerationParams
 from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.blocks import Chain
 from headstart.serving.portions import LongWork
 from headstart.serving.request import Delta, Event, Failed, Finished, Progress, Request, Started
 from headstart.serving.runtime import Handle, Runtime
@@ -36,6 +37,8 @@ from headstart.tiers.write_behind import WriteBehind
 
 PATIENCE = 900.0
 """Virtual seconds without any event after which a request counts as stuck."""
+HOT_SECONDS = 5.0
+"""Most virtual seconds for bringing the hot prompts."""
 KV_BYTES = 16
 OBJECT = 8192
 """Bytes of disk that an object occupies."""
@@ -112,6 +115,7 @@ class SimulatedServer:
         closing, closed: whether it is being stopped, or has stopped.
         deletions: what owners have deleted here, answered or not.
         deletes: called on the engine thread after it has deleted these entries.
+        hot: the prompts that it brings from the shared store before it is ready, as a replica of a fleet does.
     """
 
     def __init__(self, here: World, faults: Faults, setup: Setup, checks: Checks, tenants: Tenants, name: str) -> None:
@@ -127,6 +131,7 @@ class SimulatedServer:
         self.ready = self.closing = self.closed = False
         self.deletions: list[Deletion] = []
         self.deletes: Callable[[Collection[BlockId]], None] = lambda keys: None
+        self.hot: Callable[[Runtime], Iterable[Chain]] = lambda runtime: ()
         here.spawn(self._start, f"{name}: start", self.process)
 
     def _start(self) -> None:
@@ -142,6 +147,8 @@ class SimulatedServer:
                 yield
 
         expiry.delete = deletes  # type: ignore[method-assign]  # nothing else names the entries of a deletion
+        if self.runtime.cache.shared.on:
+            self.runtime.preload(iter(self.hot(self.runtime)), HOT_SECONDS)
         self.ready = True
 
     @property

@@ -32,11 +32,16 @@ class SharedChecks:
 
     Args:
         models: fingerprints of all models.
+
+    Attributes:
+        told: whether all servers were asked when an owner deleted. Another server of one folder hears of it later, and may
+            write it again until then.
     """
 
     def __init__(self, site: StoreSite, models: Collection[bytes], salts: Collection[str], *, encrypt: bool) -> None:
         self._site = site
         self._encrypt = encrypt
+        self.told = True
         self._names = ObjectNames(FLEET.name_key, encrypted=encrypt)
         owners = {owner_of(root_id(model, salt)) for model in models for salt in salts}
         self._owners = {self._names.prefix(owner).split("/")[1]: owner for owner in sorted(owners)}

@@ -206,8 +206,8 @@ class Writing:
             except Exception:  # any error: the thread must go on, or what is offered gets no answer
                 log.exception("an internal error while writing to the shared store")
                 self._refuse(batch, "failing")
+            self._answer(batch)  # first: who waits for a deletion takes them too
             self._erase(batch)
-            self._answer(batch)
             try:
                 self._look_after()
             except StoreError as error:
