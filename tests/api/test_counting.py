@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from effort import examples
 from headstart.api import counting
-from headstart.api.body import load
+from headstart.api.body import StructuredOutputs, load
 from headstart.api.counting import MOST_COMMAS, MOST_PARTS, check_count
 from headstart.api.errors import TooLarge
 
@@ -82,3 +82,8 @@ def test_the_count_is_that_of_the_values(value: Any, piece: int, plain: bool) ->
         assert accepted(data)
         patch.setattr(counting, "MOST_PARTS", count - 1)
         assert not accepted(data)
+
+
+def test_a_schema_that_is_written_as_text_is_counted_too() -> None:
+    with pytest.raises(TooLarge, match="send fewer"):
+        StructuredOutputs.model_validate({"json": '{"enum": [' + "[]," * MOST_PARTS + "1]}"})

@@ -90,3 +90,10 @@ def test_the_input_of_a_call_can_be_written(arguments: str) -> None:
     assert json.dumps(input_of(arguments), ensure_ascii=False, allow_nan=False).encode()
     text = as_text(arguments.replace("a", "input", 1))
     assert text.encode()
+
+
+def test_arguments_of_very_many_values_stay_text() -> None:
+    """All threads would wait for seconds. A long text in the arguments is read."""
+    many, long = '{"a": [' + "[]," * 600_000 + "[]]}", '{"a": "' + "x, " * 900_000 + '"}'
+    assert canonical_arguments(many, None) == many
+    assert canonical_arguments(long, None) == {"a": "x, " * 900_000}

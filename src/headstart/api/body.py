@@ -68,6 +68,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 def _parsed(value: Any) -> Any:
     """A schema, which may be written as a string."""
     if isinstance(value, str):
+        check_count(value.encode("utf-8", "replace"))
         try:
             return from_json(value)
         except ValueError:

@@ -11,6 +11,8 @@ from typing import Any
 
 DEPTH = 100
 """Most levels of a value in a text: what walks it may call itself."""
+MOST = 1_000_000
+"""Most commas and brackets of a text. All threads wait while it is read, and ten million lists take seconds."""
 
 _LARGEST = 1024
 """Bits of a number, as floats have them. Python writes no integers of more than 4,300 digits."""
@@ -39,8 +41,11 @@ def json_value(text: str) -> Any:
     """The value of a JSON text; line breaks in strings, as models write them, are no fault. Halves of characters, as escapes
     can name them, are replaced.
 
-    Raises ValueError: it is no JSON, has a number beyond all floats, or more than `DEPTH` levels.
+    Raises ValueError: it is no JSON, has a number beyond all floats, more than `DEPTH` levels, or more than `MOST` commas and
+        brackets, those in strings included.
     """
+    if len(text) > MOST and sum(map(text.count, ",[{")) > MOST:
+        raise ValueError("too many values")
     try:
         value = _read(text)
         if "\\u" in text:
