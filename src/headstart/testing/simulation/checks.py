@@ -202,7 +202,10 @@ class Checks:
 
     def store(self) -> None:
         """All entries of the shared store that a server would take for good."""
-        for one in self.shared.entries() if self.shared is not None else ():
+        found = [*self.shared.entries()] if self.shared is not None else []
+        if self.shared is not None and self.shared.expires:
+            self.lifetimes.shared(one.label.key for one in found)
+        for one in found:
             oracle = self.oracles[one.label.fingerprint]
             self.entry(one.label, one.payload, True, "the shared store", oracle)
             left = self.shared is not None and self.shared.told and self.erasures.left(one.label)

@@ -97,6 +97,11 @@ class Lifetimes:
         old = any(now - self._text.get(key, now) > self._term for key in keys)
         require(self._now() < self._jumped + HEARD or not old, f"{where}: an entry is kept after its term")
 
+    def shared(self, keys: Iterable[BlockId]) -> None:
+        """No entry is too old in a shared store that deletes by itself. Its clock is right, whatever that of servers does."""
+        if self._jumped < 0.0 and not self._wrong:
+            self.kept(keys, "the shared store")
+
     def server(self, runtime: Runtime) -> None:
         """Nothing too old is in a server that has nothing to do."""
         memory = runtime.cache.memory

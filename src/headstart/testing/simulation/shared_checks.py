@@ -34,12 +34,14 @@ class SharedChecks:
         models: fingerprints of all models.
 
     Attributes:
+        expires: whether the store deletes by itself what has outlived its life.
         told: whether all servers were asked when an owner deleted. Another server of one folder hears of it later, and may
             write it again until then.
     """
 
     def __init__(self, site: StoreSite, models: Collection[bytes], salts: Collection[str], *, encrypt: bool) -> None:
         self._site = site
+        self.expires = site.scheme == "valkey"
         self._encrypt = encrypt
         self.told = True
         self._names = ObjectNames(FLEET.name_key, encrypted=encrypt)
