@@ -132,7 +132,7 @@ def test_a_bad_object_is_a_counted_miss(
         assert second.text == first.text
         counters = tier(other).counters
         if reason:
-            assert counters[f"fault_{reason}"] == 1, counters
+            assert counters[f"fault_{reason}"] >= 1, counters  # on a busy machine it asks once more
             assert second.report.computed == second.report.prompt
         else:
             assert counters["missing"] >= 1, counters
