@@ -38,7 +38,7 @@ def test_a_store_that_fails_is_offered_a_few_at_a_time_and_what_waits_does_not_w
         offer=refuse,
         answered=answered,
     )
-    offer = SharedOffer(index, memory, tier, lambda entry, _: entry.id)  # type: ignore[arg-type, return-value]
+    offer = SharedOffer(index, memory, tier, lambda entry, _: entry.id, lambda _: True)  # type: ignore[arg-type, return-value]
     parent = bytes(32)
     for number in range(COUNT):
         entry = Entry(os.urandom(32), parent, np.arange(64, dtype=np.int32), number * 64)

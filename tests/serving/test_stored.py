@@ -214,6 +214,21 @@ def test_what_another_server_deletes_while_a_request_computes_it_here_is_nowhere
         assert not stored(tmp_path, [mark(0)])
 
 
+def test_a_deletion_elsewhere_leaves_a_chain_that_goes_on_behind_a_lost_block() -> None:
+    with started(budget=256 << 10) as other, started(budget=256 << 10) as runtime:
+        text = f"{LONG}{marked(0)}"
+        chain = say(other, text)
+        longer = say(runtime, f"{text} And then something else, which is longer. " * 2)
+        gone = other.stored.delete(chain.id, chain.owner)
+        lost = [entry for entry in longer.entries if entry.id in {one.id for one in gone.stretches}][5]
+        runtime.scheduler.call(lambda: runtime.cache.store.memory_budget.drop(lost)).result()
+        before = {entry.id for entry in runtime.stored.entries()}
+        with pytest.raises(NotFound):
+            runtime.stored.delete(chain.id, chain.owner, gone.stretches)
+        quiet(runtime)
+        assert {entry.id for entry in runtime.stored.entries()} == before
+
+
 # ── on disk ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

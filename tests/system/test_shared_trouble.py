@@ -15,7 +15,7 @@ import valkey as library
 from harness import ask, assistant, check, submit, system, user
 from headstart.cli.doctor_shared import examine_shared
 from headstart.config import Settings
-from headstart.errors import Unavailable
+from headstart.errors import NotFound, Unavailable
 from headstart.explain.causes import Cause
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.quota import owner_of
@@ -23,6 +23,7 @@ from headstart.serving import late_fetch, shared_fetch
 from headstart.serving.request import Progress
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
+from headstart.tiers.disk import Disk
 from headstart.tiers.shared import reading
 from headstart.tiers.shared import tier as shared_tier
 from headstart.tiers.shared.data_keys import DataKeys
@@ -336,6 +337,62 @@ def test_when_a_deletion_is_answered_memory_has_nothing_of_it(
             (chain,) = rt.stored.all()
             assert rt.stored.delete(chain.id, chain.owner).entries
             assert not list(rt.cache.index)
+
+
+def test_a_request_does_not_load_what_was_deleted_while_it_was_on_its_way(
+    key_file: Path, valkey: ValkeyServer, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All servers are asked, and one of them has read the objects already."""
+    fetch, read, go_on = ValkeyStore.get_into, threading.Event(), threading.Event()
+
+    def held(store: ValkeyStore, wanted: Any, at: int) -> Any:
+        found = fetch(store, wanted, at)
+        read.set()
+        assert go_on.wait(20)
+        return found
+
+    with start(valkey.url, key_file) as one, start(valkey.url, key_file) as other:
+        ask(one, chat(), max_tokens=1)
+        stored(one)
+        (chain,) = one.stored.all()
+        monkeypatch.setattr(ValkeyStore, "get_into", held)
+        pending = submit(other, chat(), max_tokens=1)
+        assert read.wait(20)
+        gone = one.stored.delete(chain.id, chain.owner)
+        with pytest.raises(NotFound):
+            other.stored.delete(chain.id, chain.owner, gone.stretches)
+        go_on.set()
+        report = pending.answer().report
+        assert (report.restored, report.computed) == (0, report.prompt)
+
+
+def test_what_waits_for_room_in_the_store_is_not_sent_there_after_its_deletion(
+    key_file: Path, valkey: ValkeyServer, patient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk writes it meanwhile, so memory still has it."""
+    write, full, go_on = Disk.write, [True], threading.Event()
+
+    def held(disk: Disk, *arguments: Any, **options: Any) -> Any:
+        assert go_on.wait(20)
+        return write(disk, *arguments, **options)
+
+    monkeypatch.setattr(Disk, "write", held)
+    with start(valkey.url, key_file, cache_dir=tmp_path / "cache") as rt:
+        takes, offer = tier(rt).takes, rt.cache.store.shared_offer
+        monkeypatch.setattr(tier(rt), "takes", lambda size: not full[0] and takes(size))
+        ask(rt, chat(), max_tokens=1)
+        wait_until(lambda: rt.cache.store.offload.writing and offer.later)
+        (chain,) = rt.stored.all()
+        deletion = threading.Thread(target=rt.stored.delete, args=(chain.id, chain.owner))
+        deletion.start()
+        wait_until(lambda: tier(rt).counters["erased"])
+        full[0] = False
+        rt.scheduler.wake()
+        wait_until(lambda: not offer.later)
+        go_on.set()
+        deletion.join()
+        stored(rt)
+        assert not entries(valkey)
 
 
 def test_who_needs_the_beginning_of_a_long_prompt_does_not_wait_for_its_end(

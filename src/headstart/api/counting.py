@@ -11,7 +11,7 @@ import numpy as np
 from headstart.api.errors import TooLarge
 
 MOST_PARTS = 250_000
-"""Most strings, lists and objects of a body. A conversation of 10,000 turns with tool calls has fewer."""
+"""Most strings, lists and objects of a body. A conversation of 5,000 rounds with tool calls has fewer."""
 MOST_COMMAS = 2_000_000
 """Most values behind a comma. Lists of token ids have many, and a number takes less time than a list."""
 _PIECE = 1 << 18

@@ -11,8 +11,8 @@ from typing import Any
 
 DEPTH = 100
 """Most levels of a value in a text: what walks it may call itself."""
-MOST = 1_000_000
-"""Most commas and brackets of a text. All threads wait while it is read, and ten million lists take seconds."""
+MOST = 200_000
+"""Most commas and brackets of a text. All threads wait while it is read, and a million lists take seconds."""
 
 _LARGEST = 1024
 """Bits of a number, as floats have them. Python writes no integers of more than 4,300 digits."""

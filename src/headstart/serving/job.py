@@ -86,6 +86,7 @@ class Job:
         fetch: what is on its way from the shared tier.
         late: what is on its way from there while it is computed.
         asks: when it asks there again, and how many seconds after that once more.
+        wipes: how many deletions by users there had been when it asked.
         follows: another job whose fetch brings something that this one lacks.
         joint: the last block that both prompts share.
         fetched: entries that the shared tier has brought for it, before it began to compute.
@@ -121,6 +122,7 @@ class Job:
     fetch: Fetch | None = None
     late: Fetch | None = None
     asks: tuple[float, float] = (0.0, 1.0)
+    wipes: int = 0
     follows: Job | None = None
     joint: BlockId = b""
     fetched: set[BlockId] = field(default_factory=set)

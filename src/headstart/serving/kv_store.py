@@ -96,7 +96,7 @@ class KvStore:
             self.barred,
             lambda: self.clock(),
         )
-        self.shared_offer = SharedOffer(self.index, memory, self.shared, self.label)
+        self.shared_offer = SharedOffer(self.index, memory, self.shared, self.label, self.usable)
         self.memory_budget = MemoryBudget(
             self.index,
             memory,

@@ -125,7 +125,10 @@ class Scheduler:
             *(engine, cache, self.slots, mode, self._admission), lambda keys: self.expiry.drop_wrong(keys)
         )
         self.shared_fetch = SharedFetch(
-            *(engine, cache.store, self._admission, self.shared_audit), stateful=mode.traits.stateful, wake=self.wake
+            *(engine, cache.store, self._admission, self.shared_audit),
+            stateful=mode.traits.stateful,
+            wipes=lambda: self.expiry.wipes,
+            wake=self.wake,
         )
         self._late_fetch = LateFetch(self.shared_fetch, self._admission, clock)
         self.expiry = Expiry(

@@ -39,6 +39,7 @@ class SharedFetch:
 
     Args:
         stateful: whether KV is of use only up to a checkpoint.
+        wipes: how many times a user has deleted something. What was asked for before may have been deleted since.
         wake: wakes the scheduler. It is called on other threads.
     """
 
@@ -50,8 +51,10 @@ class SharedFetch:
         audit: SharedAudit,
         *,
         stateful: bool,
+        wipes: Callable[[], int],
         wake: Callable[[], None],
     ) -> None:
+        self.wipes = wipes
         self._tier = store.shared
         self._store = store
         self._admission = admission
@@ -78,6 +81,7 @@ class SharedFetch:
         wanted = self.wanted(job.chain)
         fetch = None if wanted is None else self.fetch(wanted)
         if fetch is not None:
+            job.wipes = self.wipes()
             self.wait(job, fetch)
         elif wanted is not None and self._tier.fetching(0) is None:
             job.not_fetched = NotFetched(Cause.STORE, 0)
@@ -124,6 +128,9 @@ class SharedFetch:
 
     def _poll(self, job: Job) -> None:
         assert job.fetch is not None
+        if job.wipes != self.wipes():
+            self._give_up(job, job.fetch)
+            return
         if self.crowded and not self._has_turn(job) and not job.fetch.over:
             return
         self.land(job.chain, job.pinned)
@@ -142,6 +149,21 @@ class SharedFetch:
                 self._go_on(other)
         if full or stalled or (job.fetch.over and not job.pinned.landings):
             self._go_on(job)
+
+    def _give_up(self, job: Job, fetch: Fetch) -> None:
+        """What comes may have been deleted. What the store still has is asked for again while the job computes."""
+        fetch.stop()
+        for arrival in fetch.take():
+            arrival.free()
+        self._drop(job.pinned)
+        self._go_on(job)
+
+    def _drop(self, pinned: PinnedPrefix) -> None:
+        """Throws away what is being copied."""
+        for landing in pinned.landings.landed(wait=True):
+            self._aloft -= self._size(landing.entry)
+            self._store.memory.release(landing.cell)
+            landing.arrival.free()
 
     @property
     def crowded(self) -> bool:
@@ -195,10 +217,7 @@ class SharedFetch:
 
     def free(self, pinned: PinnedPrefix) -> None:
         """Frees what is pinned. What is still being copied has no use any more."""
-        for landing in pinned.landings.landed(wait=True):
-            self._aloft -= self._size(landing.entry)
-            self._store.memory.release(landing.cell)
-            landing.arrival.free()
+        self._drop(pinned)
         for entries in (pinned.here, pinned.brought):
             for entry in entries.values():
                 entry.pins -= 1
@@ -251,7 +270,7 @@ class SharedFetch:
         )
         if entry.id in store.offload.writing:  # the disk is reading the cell of a derived version
             return True
-        if store.spent(entry) or not store.index.wants(entry.id, store.memory.name, canonical=True):
+        if not store.usable(entry) or not store.index.wants(entry.id, store.memory.name, canonical=True):
             return True
         budget, now = store.memory_budget, self._clock()
         written = len(store.shared_offer.reading) * store.memory.cell_bytes  # pinned until the tier has written it
@@ -272,8 +291,8 @@ class SharedFetch:
             entry, arrival = landing.entry, landing.arrival
             self._aloft -= self._size(entry)
             wanted = store.index.wants(entry.id, store.memory.name, canonical=True)
-            if entry.id in store.offload.writing or store.spent(entry) or not wanted:
-                store.memory.release(landing.cell)  # it was computed meanwhile, or its time is over
+            if entry.id in store.offload.writing or not (store.usable(entry) and wanted):
+                store.memory.release(landing.cell)  # it was computed meanwhile, or deleted, or its time is over
                 arrival.free()
                 continue
             size = len(arrival.payload) if entry.state else None

@@ -29,18 +29,27 @@ class SharedOffer:
 
     Args:
         label: makes the description of an entry; its second argument says whether the entry is canonical.
+        usable: whether an entry may be used: not if it is being deleted, or its time is over.
 
     Attributes:
         reading: entries whose cells the tier may read.
     """
 
-    def __init__(self, index: Index, memory: Memory, tier: SharedTier, label: Callable[[Entry, bool], Label]) -> None:
+    def __init__(
+        self,
+        index: Index,
+        memory: Memory,
+        tier: SharedTier,
+        label: Callable[[Entry, bool], Label],
+        usable: Callable[[Entry], bool],
+    ) -> None:
         self.reading: dict[BlockId, Entry] = {}
         self._later: dict[BlockId, None] = {}
         self._index = index
         self._memory = memory
         self._tier = tier
         self._label = label
+        self._usable = usable
 
     def computed(self, entry: Entry) -> None:
         """An entry was computed here."""
@@ -86,7 +95,8 @@ class SharedOffer:
         """What the store may lack of an entry; None if it is there, on its way, not to be shared, or not in memory."""
         if entry is None or entry.id in self.reading or not (self._tier.lacks(entry.id) and self._may_leave(entry)):
             return None
-        return self._memory.read(entry.id) if entry.copies.get(self._memory.name) is True else None
+        here = entry.copies.get(self._memory.name) is True and self._usable(entry)
+        return self._memory.read(entry.id) if here else None
 
     def _hand_over(self, entry: Entry, data: Bytes, *, last: bool = False) -> None:
         if self._tier.offer(self._label(entry, True), data, last=last):

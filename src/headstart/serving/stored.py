@@ -33,6 +33,8 @@ PATIENCE = 60.0
 """Most seconds to wait for the engine thread or the disk."""
 CHAINS = 10_000
 """Most chains of a list."""
+ROUNDS = 8
+"""Most times that the earlier turns of a chain are looked for, while requests store some."""
 FEW = 16
 """Notices of the disk that are handled in one piece."""
 NOTICES = 512
@@ -229,15 +231,18 @@ class CachedChains:
         except NotFound:
             if not elsewhere:
                 raise
-        for end in self._in_portions(self._ends(elsewhere)) if elsewhere else ():
-            try:
-                parts.append(self._delete(partial(self._own, end, owner)))
-            except NotFound:  # it has just gone, or belongs to another
-                continue
-            except Conflict as error:
-                if error.code != "continued":
-                    raise
-        if elsewhere:
+        for number in range(ROUNDS if elsewhere else 0):  # a request may have just stored some of it
+            ends = self._on_engine(lambda: self._ends(elsewhere))
+            if number and not ends:
+                break
+            for end in ends:
+                try:
+                    parts.append(self._delete(partial(self._own, end, owner)))
+                except NotFound:  # it has just gone, or belongs to another
+                    continue
+                except Conflict as error:
+                    if error.code != "continued":
+                        raise
             self._delete(list, elsewhere)
         if not parts:
             raise _no_chain()
@@ -255,7 +260,7 @@ class CachedChains:
             going = self._with_checkpoints(own)
             if any(entry.id in self._pins for entry in going):
                 raise Conflict("This chain is pinned: unpin it first.", code="pinned")
-            gone = [one for one in absent if self._index.get(one.id) is None]  # a request may compute it, and ghosts are left
+            gone = self._absent(absent)  # a request may compute it, and ghosts are left
             blocks, labels = {entry.id for entry in own} | {one.id for one in gone}, list[Label]()
             keys = blocks | {entry.id for entry in going}
             keys |= set(map(checkpoint_id, blocks))  # one that was evicted has left a ghost
@@ -267,7 +272,9 @@ class CachedChains:
                     labels += self._cache.shared_labels(entry)
                     yield
                 yield from expiry.delete(keys)
-                whose = own[0].owner if own else gone[0].owner if gone else b""
+                if not (own or gone):
+                    return deleted, keys, _nothing(0), _nothing(None)
+                whose = own[0].owner if own else gone[0].owner
                 return deleted, keys, self._cache.disk.erase(keys, whose), self._cache.shared.erase(labels)
             except BaseException:
                 barred.lift(keys)
@@ -345,15 +352,26 @@ class CachedChains:
             raise Conflict("Other chains continue this one: delete them first.", code="continued")
         return own
 
-    def _ends(self, stretches: Sequence[DeletedStretch]) -> LongWork[list[BlockId]]:
-        """The entries of these texts that nothing continues."""
-        yield from self._learn_all()
-        found = list[BlockId]()
-        for one in stretches:
+    def _ends(self, stretches: Sequence[DeletedStretch]) -> list[BlockId]:
+        """The entries that begin these texts, and that nothing continues."""
+        last, found = len(self._free(stretches)), list[BlockId]()
+        for number, one in enumerate(stretches):
             begun = self._index.children(one.parent).prefixes(one.packed, canonical_only=False)
-            found += (entry.id for entry in begun if not entry.followed)
-            yield
+            found += (entry.id for entry in begun if not entry.followed and (number < last or entry.id != one.id))
         return found
+
+    def _absent(self, stretches: Sequence[DeletedStretch]) -> list[DeletedStretch]:
+        """Those of which there is no entry, and that no other chain needs."""
+        return [one for one in self._free(stretches) if self._index.get(one.id) is None]
+
+    def _free(self, stretches: Sequence[DeletedStretch]) -> Sequence[DeletedStretch]:
+        """The last ones, up to the first that another chain continues, be it here or not: its block may have been lost."""
+        after = b""
+        for number, one in enumerate(stretches):
+            if any(not after.startswith(child.packed) for child in self._index.children(one.id)):
+                return stretches[:number]
+            after = one.packed
+        return stretches
 
     def _up(self, key: BlockId, owner: bytes | None) -> list[Entry]:
         """The entries of a chain, in order. Raises NotFound."""
@@ -408,6 +426,12 @@ class CachedChains:
             return done.result(PATIENCE)
         except TimeoutError:
             raise Unavailable("The engine or the disk is busy; try again later.") from None
+
+
+def _nothing(value: T) -> Future[T]:
+    done: Future[T] = Future()
+    done.set_result(value)
+    return done
 
 
 def _no_chain() -> NotFound:
