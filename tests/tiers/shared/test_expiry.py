@@ -102,7 +102,7 @@ def test_what_valkey_has_already_gets_a_new_term(tmp_path: Path) -> None:
     names = [NAMES.of(owner, kind, b"1") for owner in (OWNER, OTHER) for kind in ("kv", "state", "note", "key")]  # type: ignore[arg-type]
     for name in names:
         store.put(name, BLOB)
-    shorten(store, lambda owner: 60.0 if owner == short(OWNER) else math.inf)
+    assert list(shorten(store, lambda owner: 60.0 if owner == short(OWNER) else math.inf)) == []
     left = [store._client.pttl(name) for name in names]
     assert all(0 < life <= 60_000 for life in left[:3])
     assert left[3:] == [-1] * 5, "a data key, and another owner"

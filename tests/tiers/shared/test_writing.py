@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +13,8 @@ import pytest
 
 from headstart.errors import Unavailable
 from headstart.tiers.disk import Label, Note
+from headstart.tiers.shared import expiry, writing
 from headstart.tiers.shared import tier as tiers
-from headstart.tiers.shared import writing
 from headstart.tiers.shared.data_keys import DATA_KEY, DataKeys
 from headstart.tiers.shared.folder import FolderStore
 from headstart.tiers.shared.keys import FleetKeys, TagKeys
@@ -248,7 +248,7 @@ def test_what_a_server_without_a_term_has_stored_gets_the_term_when_it_is_offere
 
 
 def test_what_is_touched_gets_its_term(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "shorten", lambda *_: None)
+    monkeypatch.setattr(writing, "shorten", lambda *_: iter(()))
     store, wanted = valkey.store(10.0), request(prompt(2), SIZE)
     labels = [replace(wanted.label(block), written=time.time() - 300) for block in range(2)]
     first, second = tier_of(store, KEYS), tier_of(store, KEYS, expire=600.0)
@@ -282,6 +282,37 @@ def test_a_server_with_a_new_term_looks_once_at_what_valkey_has(valkey: ValkeySe
     before = len(looks)
     wait_until(lambda: len(looks) > before + 1)
     assert lives(store, second, labels)[0] == -1, "a look at everything takes long"
+    second.close(5)
+
+
+def test_others_need_not_wait_for_a_look_at_all_of_valkey(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: offers and deletions waited until a new term had reached everything."""
+    monkeypatch.setattr(expiry, "_BATCH", 1)
+    monkeypatch.setattr(writing, "LOOK", 0.01)
+    store, wanted = valkey.store(10.0), request(prompt(12), SIZE)
+    labels = [wanted.label(block) for block in range(12)]
+    first = tier_of(store, KEYS)
+    for block, label in enumerate(labels):
+        assert first.offer(label, payload_of(block, SIZE))
+    answered(first, 12)
+    first._writing.close(10)
+    limit, begun, queued, go_on, limited = store.limit, threading.Event(), threading.Event(), threading.Event(), list[str]()
+
+    def held(lives: Sequence[tuple[str, float]]) -> None:
+        limited.extend(name for name, _ in lives)
+        assert (go_on if begun.is_set() else queued).wait(20)
+        limit(lives)
+
+    monkeypatch.setattr(store, "limit", held)
+    second = tier_of(store, KEYS, expire=60.0)
+    wait_until(lambda: limited)
+    erased = second.erase(labels[:1])
+    begun.set()
+    queued.set()
+    erased.result(10)
+    assert len(limited) < 12
+    go_on.set()
+    wait_until(lambda: -1 not in lives(store, second, labels))
     second.close(5)
 
 

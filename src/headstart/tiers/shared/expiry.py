@@ -82,15 +82,21 @@ def sweep(store: SharedStore, term: Callable[[str], float]) -> int:
     return _delete(store, filter(old, store.objects(f"{VERSION}/")))
 
 
-def shorten(store: SharedStore, term: Callable[[str], float]) -> None:
+def shorten(store: SharedStore, term: Callable[[str], float]) -> Iterator[None]:
     """Gives what is in a store that deletes by itself no more than its term from now: it may be older than the term.
 
-    Raises StoreError; another call begins anew.
+    It does so in pieces: whoever has other work too does it between them. Raises StoreError; another call begins anew.
     """
-    if not store.expires:
-        return
-    names = [(stored.name, name) for stored in store.objects(f"{VERSION}/") if (name := parse(stored.name)) is not None]
-    store.limit([(full, term(name.owner)) for full, name in names if name.kind != "key"])
+    lives = list[tuple[str, float]]()
+    for stored in store.objects(f"{VERSION}/") if store.expires else ():
+        if (name := parse(stored.name)) is not None and name.kind != "key":
+            lives.append((stored.name, term(name.owner)))
+        if len(lives) == _BATCH:
+            store.limit(lives)
+            lives = []
+            yield
+    if lives:
+        store.limit(lives)
 
 
 def _is_key(stored: Stored) -> bool:

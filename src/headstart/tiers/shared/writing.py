@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -103,7 +103,8 @@ class Writing:
         self._changed = threading.Condition()
         self._ends: float | None = None
         self._looked = self._swept = self._said = -math.inf
-        self._known_terms: tuple[dict[str, float], float] | None = None  # that hold for all that the store has
+        self._known_terms: tuple[dict[str, float], float] | None = None  # that hold for all that the store has, or soon
+        self._shortening: Iterator[None] | None = None  # what is left to do for them
         self._allowance, self._filled = float(BURST), link.clock()
         self._sealed: Blob = memoryview(b"")  # memory for sealing
         self._thread = threading.Thread(target=self._loop, name="headstart-shared", daemon=True)
@@ -210,6 +211,7 @@ class Writing:
             self._erase(batch)
             try:
                 self._look_after()
+                self._shorten()
             except StoreError as error:
                 self._link.failed(error.reason, error)
             except Exception:
@@ -220,8 +222,9 @@ class Writing:
 
     def _next(self) -> list[Offered] | None:
         """The next objects, perhaps none; None when it is time to stop."""
+        busy = self._shortening is not None and self._link.breaker.closed
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._ends is not None, LOOK)
+            self._changed.wait_for(lambda: self._queue or self._ends is not None, 0.0 if busy else LOOK)
             if self._ends is not None and (not self._queue or time.monotonic() > self._ends):
                 return None
             return [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
@@ -243,8 +246,19 @@ class Writing:
             own, everybody = self._terms.by_name(), self._terms.everybody
             self._link.counters["erased"] += sweep(self._link.store, lambda owner: own.get(owner, everybody))
             if (own, everybody) != self._known_terms:
-                shorten(self._link.store, lambda owner: own.get(owner, everybody))
+                self._shortening = shorten(self._link.store, lambda owner: own.get(owner, everybody))
                 self._known_terms = own, everybody
+
+    def _shorten(self) -> None:
+        """Does a piece of what new terms ask for: the store may be large, and others wait for this thread."""
+        if self._shortening is None or not self._link.breaker.closed:
+            return
+        try:
+            if next(self._shortening, self) is self:
+                self._shortening = None
+        except BaseException:  # it begins anew
+            self._shortening = self._known_terms = None
+            raise
 
     def _touch(self, labels: Sequence[Label]) -> None:
         if not labels:
