@@ -441,8 +441,8 @@ PLANTED = (
     Planted(
         "a fleet leaves the earlier turns of a conversation that has moved",
         "serving/stored.py",
-        "        for end in self._in_portions(self._ends(elsewhere)) if elsewhere else ():\n",
-        "        for end in ():\n",
+        "            ends = self._on_engine(lambda: self._ends(elsewhere))\n",
+        "            ends = list[BlockId]()\n",
     ),
     Planted(
         "a fleet leaves what is computed during a deletion",

@@ -229,7 +229,7 @@ class Tier:
             self.memory,
             self.retention,
             offload,
-            SharedOffer(self.index, self.memory, NoShared(), _no_label),
+            SharedOffer(self.index, self.memory, NoShared(), _no_label, lambda _: True),
             self.counters,
             Pins(self.index, self.memory, self.retention, NoDisk(), PinLimits(0, 0), list),
             ctx=64,
