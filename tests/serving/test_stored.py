@@ -22,7 +22,7 @@ from headstart.serving import scheduler, settle
 from headstart.serving import stored as stored_chains
 from headstart.serving.request import Started
 from headstart.serving.runtime import Runtime
-from headstart.serving.stored import CachedChain
+from headstart.serving.stored import CachedChain, DeletedStretch
 from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers import write_behind
 from headstart.tiers.disk import Disk, store
@@ -227,6 +227,11 @@ def test_a_deletion_elsewhere_leaves_a_chain_that_goes_on_behind_a_lost_block() 
             runtime.stored.delete(chain.id, chain.owner, gone.stretches)
         quiet(runtime)
         assert {entry.id for entry in runtime.stored.entries()} == before
+
+
+def test_what_was_deleted_shows_no_text() -> None:
+    shown = repr(DeletedStretch(bytes(32), bytes(32), b"secret", b"owner"))
+    assert "secret" not in shown
 
 
 # ── on disk ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -88,7 +88,7 @@ class Job:
         asks: when it asks there again, and how many seconds after that once more.
         wipes: how many deletions by users there had been when it asked.
         follows: another job whose fetch brings something that this one lacks.
-        joint: the last block that both prompts share.
+        last_common: the last block that both prompts share.
         fetched: entries that the shared tier has brought for it, before it began to compute.
         not_fetched: why it did not wait for the shared tier any longer.
         pinned: its entries in memory, while it waits for the shared tier and until it has loaded them.
@@ -124,7 +124,7 @@ class Job:
     asks: tuple[float, float] = (0.0, 1.0)
     wipes: int = 0
     follows: Job | None = None
-    joint: BlockId = b""
+    last_common: BlockId = b""
     fetched: set[BlockId] = field(default_factory=set)
     not_fetched: NotFetched | None = None
     pinned: PinnedPrefix = field(default_factory=PinnedPrefix)

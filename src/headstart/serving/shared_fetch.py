@@ -105,25 +105,25 @@ class SharedFetch:
     def follow(self, job: Job, other: Job) -> None:
         """Parks a job that lacks what another one fetches."""
         shared = common_prefix(job.chain.tokens, other.chain.tokens) // job.chain.block_size
-        job.follows, job.joint = other, job.chain.ids[shared - 1] if shared else b""
+        job.follows, job.last_common = other, job.chain.ids[shared - 1] if shared else b""
         self._waiting.append(job)
 
     def step(self) -> None:
         """Takes in what has arrived, and lets jobs go on that need not wait any longer."""
         for job in list(self._waiting):
             if job.follows is not None:
-                if job.follows.fetch is None or self._has_come(job.joint):
+                if job.follows.fetch is None or self._has_come(job.last_common):
                     self._go_on(job)
                     self.begin(job)  # what it wants beyond the other's prompt
             elif job.fetch is not None:
                 self._poll(job)
 
-    def _has_come(self, joint: BlockId) -> bool:
+    def _has_come(self, last_common: BlockId) -> bool:
         """Whether the last block that a job shares with the one that it follows is in memory. Blocks come in their order.
 
         A model with state needs a checkpoint too, which is at the end of the other's prompt.
         """
-        entry = None if self._stateful else self._store.index.get(joint)
+        entry = None if self._stateful else self._store.index.get(last_common)
         return entry is not None and entry.canonical and self._store.memory.name in entry.copies
 
     def _poll(self, job: Job) -> None:

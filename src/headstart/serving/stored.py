@@ -5,10 +5,10 @@ A *chain* is a prompt from its beginning, as in `headstart cache`; its id is tha
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import nsmallest
 from typing import TypeVar
@@ -78,13 +78,13 @@ class DeletedStretch:
     Attributes:
         id: of the entry.
         parent: the entry before it.
-        packed: its tokens (`index.Entry`).
+        packed: its tokens (`index.Entry`). No log shows them.
         owner: whose it was.
     """
 
     id: BlockId
     parent: BlockId
-    packed: bytes
+    packed: bytes = field(repr=False)
     owner: bytes
 
 
@@ -366,11 +366,13 @@ class CachedChains:
 
     def _free(self, stretches: Sequence[DeletedStretch]) -> Sequence[DeletedStretch]:
         """The last ones, up to the first that another chain continues, be it here or not: its block may have been lost."""
-        after = b""
+        following = defaultdict[BlockId, list[bytes]](list)
+        for one in stretches:
+            following[one.parent].append(one.packed)
         for number, one in enumerate(stretches):
-            if any(not after.startswith(child.packed) for child in self._index.children(one.id)):
-                return stretches[:number]
-            after = one.packed
+            for child in self._index.children(one.id):
+                if not any(packed.startswith(child.packed) for packed in following.get(one.id, ())):
+                    return stretches[:number]
         return stretches
 
     def _up(self, key: BlockId, owner: bytes | None) -> list[Entry]:
