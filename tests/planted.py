@@ -359,8 +359,8 @@ PLANTED = (
     Planted(
         "what only memory has stays after a deletion elsewhere",
         "serving/expiry.py",
-        "                        if entry.owner not in barred.owners or ",
-        "                        if True or ",
+        "            return entry.owner in barred.owners and not spared",
+        "            return False and not spared",
     ),
     Planted(
         "slots stay after a deletion elsewhere",
@@ -384,8 +384,8 @@ PLANTED = (
     Planted(
         "a deletion elsewhere takes what is pinned",
         "serving/expiry.py",
-        " or disk in entry.copies or entry.id in pins:\n",
-        " or disk in entry.copies:\n",
+        "            spared = disk in entry.copies or entry.id in pins\n",
+        "            spared = disk in entry.copies\n",
     ),
     Planted(
         "a server forgets what a deletion of everything spares",
@@ -421,9 +421,15 @@ PLANTED = (
     Planted(
         "a deletion is answered before memory has the store's answer",
         "serving/stored.py",
-        "            self._in_portions(self._take_answers())\n",
+        "            self._cache.store.shared_offer.take_answers()  # of what the shared store was being sent\n",
         "",
         rare="an entry must be on its way to the store just when its deletion is answered (seed 7201001; tests/system/test_shared_trouble.py)",
+    ),
+    Planted(
+        "a deletion ends before the shared store has deleted",
+        "serving/stored.py",
+        "            left = self._left_in_store(shared)\n",
+        "            left = None\n",
     ),
     Planted(
         "the tag of an object in the shared store is not compared",

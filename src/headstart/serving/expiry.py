@@ -131,6 +131,11 @@ class Expiry:
         yield from self._drop_barred()
         yield from self._forget_hints()
 
+    def deleted_elsewhere(self) -> None:
+        """The disk and the shared store have deleted it too. What was fetched until then may be of that."""
+        if self._cache.shared.on:
+            self.wipes += 1
+
     def delete_read(self) -> LongWork[None]:
         """Drops what the disk was reading until now."""
         self._take_read()
@@ -275,8 +280,9 @@ class Expiry:
 
     def _drop_barred(self) -> LongWork[None]:
         while self._to_drop:
-            for _ in range(min(DROPS, len(self._to_drop))):
-                key = self._to_drop.popleft()
+            piece = [self._to_drop.popleft() for _ in range(min(DROPS, len(self._to_drop)))]
+            self._take_back(piece)
+            for key in piece:
                 self._drop(key)
                 self._store.barred.lift([key])
             yield
@@ -302,21 +308,33 @@ class Expiry:
     def _walk_owners(self) -> LongWork[None]:
         """Drops what only memory has of the owners that are barred, and nobody has pinned."""
         index, disk, pins, barred = self._cache.index, self._cache.disk.name, self._store.pins, self._store.barred
+
+        def goes(entry: Entry) -> bool:
+            spared = disk in entry.copies or entry.id in pins
+            return entry.owner in barred.owners and not spared and index.get(entry.id) is entry
+
         while self._owners_again:
             self._owners_again = False
             for piece in index.pieces():
                 for first in range(0, len(piece), LOOKED_AT):
-                    dropped = 0
-                    for entry in piece[first : first + LOOKED_AT]:
-                        if entry.owner not in barred.owners or disk in entry.copies or entry.id in pins:
-                            continue
-                        if index.get(entry.id) is entry:
-                            self._drop(entry.id)
-                            dropped += 1
-                            if dropped % DROPS == 0:
-                                yield
+                    going = [entry for entry in piece[first : first + LOOKED_AT] if goes(entry)]
+                    for number in range(0, len(going), DROPS):
+                        some = [entry.id for entry in going[number : number + DROPS] if goes(entry)]
+                        self._take_back(some)
+                        for key in some:
+                            self._drop(key)
+                        yield
                     yield
         barred.owners = self._store.offload.owners_erased or Owners()  # those of whom it has heard meanwhile
+
+    def _take_back(self, keys: Iterable[BlockId]) -> None:
+        """Deletes in the shared store what another process has deleted: this one may have stored it again, because it had not
+        heard. Nobody waits for that.
+        """
+        if self._cache.shared.on:
+            entries = (self._cache.index.get(key) for key in keys)
+            wanted = [entry for entry in entries if entry is not None and not self._store.spent(entry)]  # else its term is over
+            self._cache.shared.erase([label for entry in wanted for label in self._cache.shared_labels(entry)])
 
     def _drop(self, key: BlockId) -> None:
         """Drops an entry from memory. If the disk is reading it, it goes as soon as the disk has read it.

@@ -282,33 +282,41 @@ class CachedChains:
 
         def end(keys: set[BlockId]) -> LongWork[None]:
             yield from self._take_notices()  # of what the disk was writing, and has deleted
+            self._cache.store.shared_offer.take_answers()  # of what the shared store was being sent
             yield from expiry.delete_read()
+            expiry.deleted_elsewhere()
             barred.lift(keys)
 
         begun = self._scheduler.carry_out(delete())
 
         def end_later(_: object) -> None:
             if begun.exception() is None:
-                _, keys, on_disk, _ = begun.result()
-                on_disk.add_done_callback(lambda _: self._scheduler.carry_out(end(keys)))
+                _, keys, on_disk, shared = begun.result()
+                then = partial(self._scheduler.carry_out, end(keys))
+                on_disk.add_done_callback(lambda _: shared.add_done_callback(lambda _: then()))
 
         try:
             deleted, keys, on_disk, shared = self._wait(begun)
         except Unavailable:  # it goes on, though nobody waits for it
             begun.add_done_callback(end_later)
             raise
-        try:
+        try:  # as long as the store has it, a request would fetch it again
             deleted = replace(deleted, disk_bytes=self._wait(on_disk))
+            left = self._left_in_store(shared)
         finally:
             self._in_portions(end(keys))
-        try:
-            self._wait(shared)
-            self._in_portions(self._take_answers())
-        except Unavailable as error:
-            raise Unavailable(
-                f"{error} The chain is deleted here, but not there. `headstart fleet rm` deletes there all that its owner has."
-            ) from None
+        if left is not None:
+            raise left
         return deleted
+
+    def _left_in_store(self, erased: Future[None]) -> Unavailable | None:
+        """Why the shared store still has what was deleted; None if it has not."""
+        try:
+            self._wait(erased)
+        except Unavailable as error:
+            there = "The chain is deleted here, but not there. `headstart fleet rm` deletes there all that its owner has."
+            return Unavailable(f"{error} {there}")
+        return None
 
     # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -328,11 +336,6 @@ class CachedChains:
             if not self._cache.store.offload.take_notices(FEW):
                 return
             yield
-
-    def _take_answers(self) -> LongWork[None]:
-        """Drops what the shared store was being sent when its deletion began."""
-        self._cache.store.shared_offer.take_answers()
-        yield from self._scheduler.expiry.delete_read()
 
     def _learn_all(self) -> LongWork[None]:
         """Lets the index have all chains on disk. Raises Unavailable if there may be others: see `DiskTier`."""

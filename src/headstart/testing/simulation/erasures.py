@@ -7,7 +7,7 @@ with tokens that another chain has.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,14 +32,18 @@ class Deletion:
     Attributes:
         blocks: the deleted entries, and the checkpoints that they may have had, each with the block whose tokens it has.
         at: when that was, in seconds since 1970.
+        began: the same in virtual seconds.
+        by: the process.
     """
 
     blocks: Mapping[BlockId, BlockId]
     at: float
+    began: float
+    by: str
 
     @classmethod
-    def of(cls, keys: Collection[BlockId], at: float) -> Deletion:
-        return cls({key: key for key in keys} | {checkpoint_id(key): key for key in keys}, at)
+    def of(cls, keys: Collection[BlockId], at: float, began: float, by: str) -> Deletion:
+        return cls({key: key for key in keys} | {checkpoint_id(key): key for key in keys}, at, began, by)
 
     def without(self, needed: Collection[BlockId]) -> Deletion:
         """The same, but for blocks that other chains need."""
@@ -51,9 +55,13 @@ class Erasures:
 
     Args:
         made: when each block was computed last.
+
+    Attributes:
+        returned: whether a deleted entry is there again through the shared store, by right.
     """
 
     def __init__(self, block_size: int, made: Mapping[BlockId, float]) -> None:
+        self.returned: Callable[[BlockId, Deletion], bool] = lambda key, deletion: False
         self._block_size = block_size
         self._made = made
         self._gone: dict[BlockId, Deletion] = {}
@@ -76,9 +84,9 @@ class Erasures:
         self._swept.clear()
 
     def again(self, key: BlockId) -> bool:
-        """Whether a block, or that of a checkpoint, was computed since its deletion."""
+        """Whether a block, or that of a checkpoint, was computed since its deletion, or has `returned`."""
         deletion = self._gone[key]
-        return self._made.get(deletion.blocks[key], deletion.at) > deletion.at
+        return self._made.get(deletion.blocks[key], deletion.at) > deletion.at or self.returned(key, deletion)
 
     def left(self, label: Label) -> bool:
         """Whether an object was deleted. A server may hold what is `swept` until it hears of it, but not write it."""

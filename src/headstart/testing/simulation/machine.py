@@ -75,6 +75,7 @@ class SimulatedMachine:
         self.files.dropped = pinned.lost
         if self.setup.shared:
             self.checks.shared = SharedChecks(self.site, self.checks.oracles, self.salts, encrypt=self.setup.encrypt)
+            self.checks.erasures.returned = self.checks.shared.returned
         self.tenants = checking.Tenants()
         self.clients = self.here.process("clients")
         self.servers: list[SimulatedServer] = []
@@ -108,7 +109,7 @@ class SimulatedMachine:
 
     def _deletes(self, server: SimulatedServer, keys: Collection[BlockId]) -> None:
         """A server deletes entries, on its engine thread. From now on nothing of them is used any more."""
-        deletion = Deletion.of(keys, self.files.now())
+        deletion = Deletion.of(keys, self.files.now(), self.here.now, server.process.name)
         server.deletions.append(deletion)
         assert server.runtime is not None
         try:

@@ -56,6 +56,11 @@ class SharedChecks:
                 names = (self._names.of(owner, kind, key) for owner in self._owners.values() for kind in KIND_OF.values())
                 require(not any(name in there for name in names), "a deleted entry is in the shared store")
 
+    def returned(self, key: BlockId, deletion: Deletion) -> bool:
+        """Whether a server that had not heard of a deletion has written an entry again. Another one may have fetched it."""
+        names = (self._names.of(owner, kind, key) for owner in self._owners.values() for kind in KIND_OF.values())
+        return not self.told and any(self._site.rewritten(name, deletion.began, deletion.by) for name in names)
+
     def entries(self) -> Iterator[SharedEntry]:
         """All entries that can be opened. What no fault has changed can be opened."""
         for name, kept in sorted(self._site.objects().items()):

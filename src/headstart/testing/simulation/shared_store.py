@@ -59,6 +59,7 @@ class StoreSite:
         self._most = most
         self._here = here
         self._objects: dict[str, StoreObject] = {}
+        self._written: dict[str, dict[str, float]] = {}  # when each process has put each object last
 
     def objects(self) -> dict[str, StoreObject]:
         """What is there."""
@@ -67,10 +68,16 @@ class StoreSite:
         return self._objects
 
     def keep(self, name: str, data: bytes, life: float) -> None:
-        now, objects = self._here.now, self.objects()
+        now, objects, task = self._here.now, self.objects(), self._here.task
         objects[name] = StoreObject(data, now, now + life, now)
+        if task is not None:
+            self._written.setdefault(name, {})[task.process.name] = now
         while len(objects) > self._most:
             del objects[min(objects, key=lambda one: (objects[one].used, one))]
+
+    def rewritten(self, name: str, since: float, by: str) -> bool:
+        """Whether another process than `by` has put an object since a time."""
+        return any(at >= since for process, at in self._written.get(name, {}).items() if process != by)
 
     def read(self, name: str) -> StoreObject | None:
         found = self.objects().get(name)
