@@ -75,6 +75,18 @@ def test_one_owner_or_all_are_deleted(fleet: Run, store: FolderStore) -> None:
     assert list(store.objects()) == []
 
 
+def test_what_an_interrupted_write_has_left_of_an_owner_is_deleted_too(fleet: Run, store: FolderStore, tmp_path: Path) -> None:
+    """Though it is not listed, and nothing else is there any more."""
+    first, second = (NAMES.prefix(owner).split("/")[1] for owner in (b"first", b"second"))
+    assert fleet("rm", store.url, first) == "deleted 3 objects\n"
+    left = [tmp_path / "hs1" / owner / "kv" / ".tmp-left" for owner in (first, second)]
+    for path in left:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"text")
+    assert "0 owners" in fleet("rm", store.url, first, code=2)
+    assert [path.exists() for path in left] == [False, True]
+
+
 def test_a_store_that_is_not_there_is_an_error_in_one_line(fleet: Run, tmp_path: Path) -> None:
     said = fleet("ls", "valkey://127.0.0.1:1", code=2)
     assert said.startswith("headstart: The store failed: refused: valkey://127.0.0.1:1/0: nobody answers there")

@@ -50,6 +50,8 @@ FleetKeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The key file
 StoreUrl = Annotated[str, typer.Argument(metavar="URL", help="The store, as in `--shared`.")]
 Owner = Annotated[str, typer.Argument(metavar="OWNER", help="The first digits of an owner that `fleet ls` shows, or `all`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of a table.")]
+WHOLE = 32
+"""Digits of an owner."""
 TIMEOUT = 10.0
 """Seconds: an operator would rather wait than be told that a busy store is slow."""
 
@@ -102,6 +104,8 @@ def rm(url: StoreUrl, owner: Owner) -> None:
 
     with _opened(url) as store:
         owners = [one.owner for one in contents(store) if owner == "all" or one.owner.startswith(owner)]
+        if len(owner) == WHOLE and not owners:
+            erase(store, f"hs1/{owner}/")  # interrupted writes may have left something that is not listed
         if owner != "all" and len(owners) != 1:
             raise ConfigError(f"{count(len(owners), 'owner')} in the store begin with '{owner}'; run: headstart fleet ls {url}")
         removed = erase(store) if owner == "all" else erase(store, f"hs1/{owners[0]}/")
