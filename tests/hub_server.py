@@ -175,8 +175,8 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                 limits = [start + limit for limit in (cut, stall) if limit is not None]
                 last = min([end, *limits])
                 time.sleep(pause)
+                hub.sent += last - at  # first: the client may be done before this thread goes on
                 self.wfile.write(data[at:last])
-                hub.sent += last - at
                 if last < end or last in limits:
                     self.wfile.flush()
                     if stall is not None:
