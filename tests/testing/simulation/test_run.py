@@ -733,3 +733,39 @@ def test_a_pin_during_a_deletion_of_everything_does_not_keep_an_open_tail() -> N
         ),
     )
     assert run(history).violation == ""
+
+
+def test_what_a_killed_server_has_renamed_is_durable_before_it_is_listed() -> None:
+    """It had not synced the folder. The next server listed the objects, and a power failure took them."""
+    history = Scenario(
+        7853469,
+        Setup(mode="exact", slots=3, memory=31, objects=25, explain=False, queue=6, shared="valkey", apart=True),
+        (
+            Happening(0.5, "ask", who=1, talk=2, how="turn", size=1, seed=701732369, reply=8),
+            Happening(0.7605, "delete", who=1, talk=2, size=20, reply=1),
+            Happening(1.0, "second", reply=1),
+            Happening(1.6973, "ask", who=1, talk=2, how="turn", size=6, seed=186584056, reply=1),
+            Happening(1.6973, "ask", who=2, how="turn", size=15, seed=634558382, reply=3),
+            Happening(3.9664, "fault", how="hung", size=10, reply=1),
+            Happening(4.7365, "fault", how="slow", size=10, reply=1),
+            Happening(4.9097, "restart", seed=1068844382, reply=1),
+            Happening(5.2325, "ask", who=2, talk=2, how="turn", size=13, seed=490403533, reply=11),
+            Happening(6.8511, "fault", how="store_rot", size=1, reply=1),
+            Happening(7.9788, "ask", how="turn", size=19, seed=477480932),
+            Happening(8.3481, "list", who=2, size=20, reply=1),
+            Happening(8.7528, "unpin", size=100, reply=1),
+            Happening(8.7973, "fault", how="bit_rot", size=3, reply=1),
+            Happening(10.2812, "ask", who=1, talk=2, how="turn", size=7, seed=776129016, reply=11),
+            Happening(10.4705, "fault", how="missing", size=3, reply=1),
+            Happening(11.7235, "pin", who=2, talk=2, size=100, reply=1),
+            Happening(11.7365, "fault", how="sql_readonly", size=3, reply=1),
+            Happening(12.1331, "rm", reply=1),
+            Happening(12.3892, "ask", who=1, talk=1, how="turn", size=19, seed=1033524628, reply=3),
+            Happening(18.0775, "fault", how="sql_readonly", size=30, reply=1),
+            Happening(18.457, "ask", talk=2, how="turn", size=8, seed=697094326, reply=10),
+            Happening(18.5383, "fault", how="kill", size=30, reply=1),
+            Happening(26.2129, "fault", how="power_loss", size=3, reply=1),
+            Happening(55.8482, "fault", how="enospc", size=1, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

@@ -662,7 +662,7 @@ class Disk(Store):
                 yield self._take_in(lacking, strange, later) if lacking else [], []
         with self.writing():
             later.sort(key=lambda one: one[0].start)  # parents first
-            self.catalog.add(later)
+            self._list(later)
             self._unseen, self._strange = 0, strange
             self.measure()  # the found objects belong to the budget too
             gone = self._evict_until(0, ()) if evict else []
@@ -681,7 +681,7 @@ class Disk(Store):
             labels = {key: self._label(key) for key in sizes}
             gone = [key for key in listed if labels.get(key) is None]  # no object, or a bad one, which is in quarantine now
             self.catalog.remove(gone)
-            self.catalog.add([(label, sizes[key]) for key, label in labels.items() if label is not None])
+            self._list([(label, sizes[key]) for key, label in labels.items() if label is not None])
         return gone
 
     def _take_in(self, lacking: Collection[bytes], strange: set[bytes], later: list[tuple[Label, int]]) -> list[Label]:
@@ -699,8 +699,14 @@ class Disk(Store):
                 elif self._allocated(key) is not None:
                     strange.add(key)
             found.sort(key=lambda one: one[0].start)
-            self.catalog.add(found)
+            self._list(found)
         return [label for label, _ in found]
+
+    def _list(self, found: Sequence[tuple[Label, int]]) -> None:
+        """Adds rows for objects that were found. The process that wrote them may have ended before it synced the folder."""
+        if found:
+            files.sync(self.objects)
+            self.catalog.add(found)
 
     def strays(self) -> bool:
         """Whether there are objects without a row, as a crash leaves them."""
