@@ -367,6 +367,7 @@ PLANTED = (
         "serving/expiry.py",
         "            slot.forsaken |= len(slot) > 0 and owner_of(slot.root) in whose\n",
         "",
+        rare="a slot must keep text that is nowhere else when another server deletes it (tests/serving/test_barred.py)",
     ),
     Planted(
         "texts stay after a deletion elsewhere",
@@ -386,6 +387,7 @@ PLANTED = (
         "serving/expiry.py",
         "            spared = disk in entry.copies or entry.id in pins\n",
         "            spared = disk in entry.copies\n",
+        rare="the pinned chain must have a part that only memory has (tests/serving/test_barred.py)",
     ),
     Planted(
         "a server forgets what a deletion of everything spares",

@@ -217,7 +217,9 @@ class Clients(SimulatedMachine):
                                 pinned.forgotten()  # the server will hear of it
                         case "unpin":
                             asked = pinned.unpins((*path, key), runtime)
-                            runtime.stored.unpin(key, owner)
+                            chain = runtime.stored.unpin(key, owner)
+                            if chain.entries[0].start:  # `rm --older-than` took what is before: it is not known what that was
+                                path = tuple(entry.id for entry in chain.entries)
                             pinned.unpinned(asked, path, self.files)
                         case "delete":
                             self._delete(server, key, owner)

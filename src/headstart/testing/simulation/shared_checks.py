@@ -10,8 +10,8 @@ from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.quota import owner_of
 from headstart.testing.simulation.erasures import Deletion
 from headstart.testing.simulation.shared_store import FLEET, StoreSite
-from headstart.testing.simulation.violation import require
-from headstart.tiers.disk import Label
+from headstart.testing.simulation.violation import Violation, require
+from headstart.tiers.disk import FormatError, Label
 from headstart.tiers.disk.format import unpack_head
 from headstart.tiers.shared.data_keys import DATA_KEY
 from headstart.tiers.shared.envelope import SealError, _open, open_bytes
@@ -75,7 +75,10 @@ class SharedChecks:
             except SealError as error:
                 require(kept.spoiled or (self._encrypt and error.reason == "unknown_key"), f"the shared store: {error.reason}")
                 continue
-            _, label = unpack_head(header, align=1)
+            try:
+                _, label = unpack_head(header, align=1)
+            except FormatError:
+                raise Violation("the shared store: what was opened is no object") from None
             require(
                 self._names.of(owner, KIND_OF[label.kind], label.key) == name, "an object has another name in the shared store"
             )
