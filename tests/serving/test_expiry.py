@@ -174,6 +174,26 @@ def test_a_clock_that_was_wrong_does_not_stop_the_looks(tmp_path: Path, disk: bo
         assert not kept(runtime, [mark(0)]) | stored(tmp_path, [mark(0)])
 
 
+@pytest.mark.parametrize("whose", ["an owner", "everybody"])
+@pytest.mark.parametrize("earlier", [None, DAY], ids=["no term before", "a longer term before"])
+def test_a_new_term_wakes_a_server_without_a_disk(whose: str, earlier: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else would, until the next request."""
+    clock, sleeps = Clock(), list[float | None]()
+    with started(clock, None, expire=earlier) as runtime:
+        ask(runtime, [user(marked(0))], max_tokens=4)
+        settled(runtime)
+        works = runtime.scheduler._idle
+        monkeypatch.setattr(runtime.scheduler, "_idle", lambda pause: sleeps.append(works(pause)) or sleeps[-1])
+        runtime.scheduler.wake()
+        wait_until(lambda: sleeps and (sleeps[-1] is None or sleeps[-1] > 1.0))
+        clock.now += 2.0
+        if whose == "an owner":
+            runtime.keep("", 1.0)
+        else:
+            runtime.keep_all(1.0)
+        wait_until(lambda: not kept(runtime, [mark(0)]))
+
+
 def test_a_key_has_its_term_for_what_other_models_have_left(tmp_path: Path) -> None:
     """Settings and engines are other owners' numbers; whose the text is has not changed."""
     clock = Clock()

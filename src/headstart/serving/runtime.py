@@ -332,12 +332,21 @@ class Runtime:
 
         The limit also holds for entries of other models, engines and settings in the folder.
         """
+        before = self._terms.version
         for fingerprint in (self.engine.fingerprint, *self.cache.disk.foreign()):
             self._terms.give(owner_of(root_id(fingerprint, salt)), seconds, self.clock())
+        self._look_sooner(before)
 
     def keep_all(self, seconds: float) -> None:
         """Limits how long any entry may be kept, of all owners. Thread-safe."""
+        before = self._terms.version
         self._terms.cap(seconds)
+        self._look_sooner(before)
+
+    def _look_sooner(self, version: int) -> None:
+        """An idle server without a disk sleeps until the next search, or for ever. `version`: of the terms, before a change."""
+        if self._terms.version != version:
+            self.scheduler.wake()
 
     def due(self, salt: str, written: float) -> bool:
         """Whether the time is over for a text that was written under a salt at the time `written`. Thread-safe."""
