@@ -359,8 +359,8 @@ PLANTED = (
     Planted(
         "what only memory has stays after a deletion elsewhere",
         "serving/expiry.py",
-        "            return entry.owner in barred.owners and not spared",
-        "            return False and not spared",
+        "                        if entry.owner not in barred.owners or ",
+        "                        if True or ",
     ),
     Planted(
         "slots stay after a deletion elsewhere",
@@ -385,8 +385,8 @@ PLANTED = (
     Planted(
         "a deletion elsewhere takes what is pinned",
         "serving/expiry.py",
-        "            spared = disk in entry.copies or entry.id in pins\n",
-        "            spared = disk in entry.copies\n",
+        " or disk in entry.copies or entry.id in pins:\n",
+        " or disk in entry.copies:\n",
         rare="the pinned chain must have a part that only memory has (tests/serving/test_barred.py)",
     ),
     Planted(
@@ -430,8 +430,8 @@ PLANTED = (
     Planted(
         "a deletion ends before the shared store has deleted",
         "serving/stored.py",
-        "            left = self._left_in_store(shared)\n",
-        "            left = None\n",
+        "            errors = self._error(on_disk), self._error(shared)  # as long as the store has it, a request would fetch it again\n",
+        "            errors = self._error(on_disk), None\n",
     ),
     Planted(
         "the tag of an object in the shared store is not compared",

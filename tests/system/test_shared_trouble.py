@@ -24,7 +24,6 @@ from headstart.serving.request import Progress
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from headstart.tiers.disk import Disk
-from headstart.tiers.notices import Notice
 from headstart.tiers.shared import reading
 from headstart.tiers.shared import tier as shared_tier
 from headstart.tiers.shared.data_keys import DataKeys
@@ -35,7 +34,6 @@ from headstart.tiers.shared.pace import StorePace
 from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.tier import StoreTier
 from headstart.tiers.shared.valkey import ValkeyStore
-from headstart.tiers.write_behind import WriteBehind
 from live import serving, wait_until
 from sharing import stored
 from stores import HOST, ValkeyServer
@@ -407,33 +405,6 @@ def test_a_request_does_not_fetch_what_the_store_has_still_to_delete(
         deletes.set()
         deletion.join()
         assert (report.restored, report.computed) == (0, report.prompt)
-
-
-def test_what_a_server_stores_again_before_it_hears_of_a_deletion_is_taken_back(
-    key_file: Path, valkey: ValkeyServer, patient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two servers on one folder. The store has forgotten its objects, so the second one brings them again."""
-    notices, hears = WriteBehind.notices, [True]
-    folder = tmp_path / "cache"
-    with start(valkey.url, key_file, cache_dir=folder) as one, start(valkey.url, key_file, cache_dir=folder) as other:
-        monkeypatch.setattr(
-            WriteBehind, "notices", lambda disk: notices(disk) if hears[0] or disk is one.cache.disk else list[Notice]()
-        )
-        ask(other, chat(), max_tokens=1)
-        stored(other)
-        whole = {entry.id for entry in other.cache.index if entry.length == BLOCK_SIZE}
-        wait_until(lambda: whole <= {entry.id for entry in one.cache.index})
-        hears[0] = False
-        (chain,) = one.stored.all()
-        one.stored.delete(chain.id, chain.owner)
-        assert not entries(valkey)
-        tier(other)._link.stored.clear()
-        assert ask(other, chat(), max_tokens=1).report.cached, "it has not heard"
-        stored(other)
-        assert entries(valkey)
-        hears[0] = True
-        wait_until(lambda: not entries(valkey))
-        assert not ask(other, chat(), max_tokens=1).report.cached
 
 
 def test_what_waits_for_room_in_the_store_is_not_sent_there_after_its_deletion(

@@ -63,7 +63,7 @@ class Expiry:
         portions: does the pieces.
 
     Attributes:
-        wipes: how many times a user has deleted something.
+        wipes: grows when a user deletes something, and again when the shared store has deleted it.
     """
 
     def __init__(
@@ -280,9 +280,8 @@ class Expiry:
 
     def _drop_barred(self) -> LongWork[None]:
         while self._to_drop:
-            piece = [self._to_drop.popleft() for _ in range(min(DROPS, len(self._to_drop)))]
-            self._take_back(piece)
-            for key in piece:
+            for _ in range(min(DROPS, len(self._to_drop))):
+                key = self._to_drop.popleft()
                 self._drop(key)
                 self._store.barred.lift([key])
             yield
@@ -308,33 +307,21 @@ class Expiry:
     def _walk_owners(self) -> LongWork[None]:
         """Drops what only memory has of the owners that are barred, and nobody has pinned."""
         index, disk, pins, barred = self._cache.index, self._cache.disk.name, self._store.pins, self._store.barred
-
-        def goes(entry: Entry) -> bool:
-            spared = disk in entry.copies or entry.id in pins
-            return entry.owner in barred.owners and not spared and index.get(entry.id) is entry
-
         while self._owners_again:
             self._owners_again = False
             for piece in index.pieces():
                 for first in range(0, len(piece), LOOKED_AT):
-                    going = [entry for entry in piece[first : first + LOOKED_AT] if goes(entry)]
-                    for number in range(0, len(going), DROPS):
-                        some = [entry.id for entry in going[number : number + DROPS] if goes(entry)]
-                        self._take_back(some)
-                        for key in some:
-                            self._drop(key)
-                        yield
+                    dropped = 0
+                    for entry in piece[first : first + LOOKED_AT]:
+                        if entry.owner not in barred.owners or disk in entry.copies or entry.id in pins:
+                            continue
+                        if index.get(entry.id) is entry:
+                            self._drop(entry.id)
+                            dropped += 1
+                            if dropped % DROPS == 0:
+                                yield
                     yield
         barred.owners = self._store.offload.owners_erased or Owners()  # those of whom it has heard meanwhile
-
-    def _take_back(self, keys: Iterable[BlockId]) -> None:
-        """Deletes in the shared store what another process has deleted: this one may have stored it again, because it had not
-        heard. Nobody waits for that.
-        """
-        if self._cache.shared.on:
-            entries = (self._cache.index.get(key) for key in keys)
-            wanted = [entry for entry in entries if entry is not None and not self._store.spent(entry)]  # else its term is over
-            self._cache.shared.erase([label for entry in wanted for label in self._cache.shared_labels(entry)])
 
     def _drop(self, key: BlockId) -> None:
         """Drops an entry from memory. If the disk is reading it, it goes as soon as the disk has read it.

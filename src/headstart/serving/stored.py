@@ -297,26 +297,24 @@ class CachedChains:
 
         try:
             deleted, keys, on_disk, shared = self._wait(begun)
+            errors = self._error(on_disk), self._error(shared)  # as long as the store has it, a request would fetch it again
         except Unavailable:  # it goes on, though nobody waits for it
             begun.add_done_callback(end_later)
             raise
-        try:  # as long as the store has it, a request would fetch it again
-            deleted = replace(deleted, disk_bytes=self._wait(on_disk))
-            left = self._left_in_store(shared)
-        finally:
-            self._in_portions(end(keys))
-        if left is not None:
-            raise left
-        return deleted
-
-    def _left_in_store(self, erased: Future[None]) -> Unavailable | None:
-        """Why the shared store still has what was deleted; None if it has not."""
-        try:
-            self._wait(erased)
-        except Unavailable as error:
+        self._in_portions(end(keys))
+        if errors[0] is not None:
+            raise errors[0]
+        if errors[1] is not None:
             there = "The chain is deleted here, but not there. `headstart fleet rm` deletes there all that its owner has."
-            return Unavailable(f"{error} {there}")
-        return None
+            raise Unavailable(f"{errors[1]} {there}")
+        return replace(deleted, disk_bytes=on_disk.result())
+
+    def _error(self, done: Future[T]) -> BaseException | None:
+        """The error that has ended a part of a deletion, if one has. Raises Unavailable if it has not ended."""
+        try:
+            return done.exception(PATIENCE)
+        except TimeoutError:
+            raise Unavailable("The disk or the shared store is busy; try again later.") from None
 
     # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -76,8 +76,9 @@ class StoreSite:
             del objects[min(objects, key=lambda one: (objects[one].used, one))]
 
     def rewritten(self, name: str, since: float, by: str) -> bool:
-        """Whether another process than `by` has put an object since a time."""
-        return any(at >= since for process, at in self._written.get(name, {}).items() if process != by)
+        """Whether another server than that of the process `by` has put an object since a time. Processes are numbered."""
+        written = self._written.get(name, {}).items()
+        return any(at >= since for process, at in written if process.split()[0] != by.split()[0])
 
     def read(self, name: str) -> StoreObject | None:
         found = self.objects().get(name)
