@@ -323,8 +323,10 @@ class Clients(SimulatedMachine):
                 deletions.append(_latest(other, gone))
                 needed |= _spared(other, gone)
                 self.seen["delete there"] += 1
-            index = other.runtime.cache.index
-            needed |= {one.id for one in deleted.stretches if (entry := index.get(one.id)) is not None and entry.followed}
+            for number, one in enumerate(deleted.stretches):  # the last first
+                if any(other.runtime.cache.index.children(one.id)):
+                    needed |= {before.id for before in deleted.stretches[number:]}
+                    break
         first = min(one.at for one in deletions)  # a server may compute it again while others are asked
         self._deleted(server, [replace(one.without(needed), at=first) for one in deletions])
 

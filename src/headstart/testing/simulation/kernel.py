@@ -104,6 +104,7 @@ class World:
                 self.task = task
                 while not task.greenlet.dead:  # some code catches everything once
                     task.greenlet.throw(Killed)
+                task.ended = True  # one that had not run yet has not said so
                 task.ticket += 1
             self.task = None
             for leave in process.exits:
