@@ -70,9 +70,11 @@ def evict_all(folder: Path, *runtimes: Runtime) -> None:
 
 def hear_all(folder: Path, runtime: Runtime) -> None:
     """Waits until a server has obeyed all deletions on its disk. Each of them costs the owner what only memory has by then."""
-    with closing(Disk(folder, BIG)) as disk:
-        last = disk.catalog.ages.last_tombstone()
-    wait_until(lambda: runtime.cache.disk._tombstone == last)  # type: ignore[attr-defined]
+    with closing(Disk(folder, BIG)) as opened:
+        last = opened.catalog.ages.last_tombstone()
+    disk = runtime.cache.disk
+    assert isinstance(disk, write_behind.WriteBehind)
+    wait_until(lambda: disk._tombstone == last)
     quiet(runtime)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -50,8 +51,8 @@ FleetKeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The key file
 StoreUrl = Annotated[str, typer.Argument(metavar="URL", help="The store, as in `--shared`.")]
 Owner = Annotated[str, typer.Argument(metavar="OWNER", help="The first digits of an owner that `fleet ls` shows, or `all`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of a table.")]
-WHOLE = 32
-"""Digits of an owner."""
+WHOLE = re.compile(r"[0-9a-f]{32}")
+"""An owner, with all digits."""
 TIMEOUT = 10.0
 """Seconds: an operator would rather wait than be told that a busy store is slow."""
 
@@ -104,7 +105,7 @@ def rm(url: StoreUrl, owner: Owner) -> None:
 
     with _opened(url) as store:
         owners = [one.owner for one in contents(store) if owner == "all" or one.owner.startswith(owner)]
-        if len(owner) == WHOLE and not owners:
+        if WHOLE.fullmatch(owner) and not owners:
             erase(store, f"hs1/{owner}/")  # interrupted writes may have left something that is not listed
         if owner != "all" and len(owners) != 1:
             raise ConfigError(f"{count(len(owners), 'owner')} in the store begin with '{owner}'; run: headstart fleet ls {url}")

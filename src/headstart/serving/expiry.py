@@ -131,7 +131,7 @@ class Expiry:
         yield from self._drop_barred()
         yield from self._forget_hints()
 
-    def deleted_elsewhere(self) -> None:
+    def deletion_ended(self) -> None:
         """The disk and the shared store have deleted it too. What was fetched until then may be of that."""
         if self._cache.shared.on:
             self.wipes += 1

@@ -86,7 +86,7 @@ class Job:
         fetch: what is on its way from the shared tier.
         late: what is on its way from there while it is computed.
         asks: when it asks there again, and how many seconds after that once more.
-        wipes: how many deletions by users there had been when it asked.
+        wipes: `Expiry.wipes` when it asked.
         follows: another job whose fetch brings something that this one lacks.
         last_common: the last block that both prompts share.
         fetched: entries that the shared tier has brought for it, before it began to compute.

@@ -39,7 +39,7 @@ class SharedFetch:
 
     Args:
         stateful: whether KV is of use only up to a checkpoint.
-        wipes: how many times a user has deleted something. What was asked for before may have been deleted since.
+        wipes: `Expiry.wipes`. What was asked for before it grew may have been deleted since.
         wake: wakes the scheduler. It is called on other threads.
     """
 

@@ -46,7 +46,7 @@ class SharedPreload:
     """Does one preload. A deletion by a user ends it: what was deleted may be among the prefixes.
 
     Args:
-        wipes: how many times a user has deleted something.
+        wipes: `Expiry.wipes`.
     """
 
     def __init__(self, preload: Preload, shared_fetch: SharedFetch, wipes: Callable[[], int]) -> None:

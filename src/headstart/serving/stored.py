@@ -284,7 +284,7 @@ class CachedChains:
             yield from self._take_notices()  # of what the disk was writing, and has deleted
             self._cache.store.shared_offer.take_answers()  # of what the shared store was being sent
             yield from expiry.delete_read()
-            expiry.deleted_elsewhere()
+            expiry.deletion_ended()
             barred.lift(keys)
 
         begun = self._scheduler.carry_out(delete())
