@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -128,14 +129,18 @@ def test_without_isolation_a_salt_still_hides_its_text() -> None:
 
 
 class Fleet(Nowhere):
-    """Servers that ask each other. `silent`: how many do not answer."""
+    """Servers that ask each other. `silent`: how many do not answer. `after`: called once, when they have answered."""
 
     def __init__(self) -> None:
         self.runtimes: list[Runtime] = []
         self.silent = 0
+        self.after: Callable[[], object] | None = None
 
     async def chain(self, asked: ChainRequest) -> list[ChainAnswer]:  # type: ignore[override]
         found = [answer(one, asked) for one in self.runtimes]
+        after, self.after = self.after, None
+        if after is not None:
+            await asyncio.to_thread(after)
         return [*found, *([ChainAnswer(message="One did not answer.")] if self.silent else [])]
 
 
@@ -184,6 +189,28 @@ def test_in_a_fleet_every_server_that_has_a_chain_does_it() -> None:
         gone = call(a, "bob", "DELETE", f"/headstart/cache/{alone}").json()
         assert gone["entries"] > 3
         assert listed(b, "bob")["data"] == []
+
+
+def test_what_a_server_gets_again_while_the_others_delete_it_is_deleted_too() -> None:
+    fleet, options = Fleet(), {"model_id": "fake", "api_keys": [*KEYS.values()], "isolate": "key"}
+    body = {"messages": [{"role": "user", "content": WORDS["bob"]}], "max_tokens": 1, "temperature": 0}
+    with ExitStack() as stack:
+        settings = Settings(memory_budget=1 << 20)
+        fleet.runtimes = [stack.enter_context(Runtime(lambda: FakeEngine(slots=1, ctx=512), settings)) for _ in range(2)]
+        servers = [stack.enter_context(serving(one, wait=False, elsewhere=fleet, **options)) for one in fleet.runtimes]
+
+        def chat(server: Server) -> None:
+            turns = settled_turns(fleet.runtimes[servers.index(server)])
+            assert call(server, "bob", "POST", "/v1/chat/completions", json=body).is_success
+            wait_until(lambda: settled_turns(fleet.runtimes[servers.index(server)]) > turns)
+
+        for server in servers:
+            chat(server)
+        (chain,) = listed(servers[1], "bob")["data"]
+        fleet.after = lambda: chat(servers[0])
+        gone = call(servers[0], "bob", "DELETE", f"/headstart/cache/{chain['id']}").json()
+        assert (gone["deleted"], gone["tokens"]) == (True, chain["tokens"])
+        assert [listed(server, "bob")["data"] for server in servers] == [[], []]
 
 
 @pytest.mark.parametrize(

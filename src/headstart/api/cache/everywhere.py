@@ -19,7 +19,8 @@ CHANGES: frozenset[Action] = frozenset({"pin", "unpin", "delete"})
 async def act_everywhere(runtime: Runtime, elsewhere: Elsewhere, asked: ChainRequest) -> dict[str, Any]:
     """Returns the body of the answer. Raises NotFound, Conflict and Unavailable: for a change, also if one server refuses it.
 
-    If this server has not the chain, a deletion takes two passes: only those that have it know what its earlier turns were.
+    A deletion takes two passes. Only those that have the chain know what its earlier turns were. And a server that has deleted
+    it may have fetched it again from the shared store, where one that was not yet asked had just written it.
     """
     found, errors = list[ChainAnswer](), list[RequestError]()
     try:
@@ -27,7 +28,7 @@ async def act_everywhere(runtime: Runtime, elsewhere: Elsewhere, asked: ChainReq
     except (NotFound, Unavailable) as error:
         errors.append(error)
     if asked.action in CHANGES or not found:
-        for _ in range(1 if found else 2):
+        for _ in range(2):
             asked = replace(asked, deleted=max((one.deleted for one in found), key=len, default=()))
             answers = await elsewhere.chain(asked)
             errors += (one.error for one in answers if one.message)
