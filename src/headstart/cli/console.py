@@ -94,6 +94,9 @@ def facts(runtime: Runtime) -> dict[str, str]:
         topics["disk"] = f"{show_size(disk.budget)} in {settings.cache_dir}, {count(len(disk), 'block')} stored"
     elif disk.on:
         topics["disk"] = f"{settings.cache_dir} cannot be used now: see the log"
+    if settings.shared is not None:
+        how = "read and written" if settings.shared_mode == "readwrite" else "read only"
+        topics["shared store"] = f"{settings.shared}, {how}{', encrypted' * settings.shared_encrypt}"
     parts = [
         f"{show_size(details[name])} {word}"
         for name, word in (("weights_bytes", "of weights"), ("live_bytes", "for slots"))

@@ -9,9 +9,10 @@ from headstart.tiers.shared.breaker import FAILURES, FIRST, JITTER, MOST, TRIAL,
 
 def opened(chance: float = 0.0, now: float = 0.0) -> Breaker:
     breaker = Breaker(lambda: chance)
-    for _ in range(FAILURES):
+    breaker.succeeded()
+    for number in range(1, FAILURES + 1):
         assert breaker.allows(now)
-        breaker.failed(now)
+        assert breaker.failed(now) == (number == FAILURES)
     return breaker
 
 
@@ -22,8 +23,14 @@ def test_it_opens_after_failures_in_a_row_only() -> None:
             breaker.failed(0.0)
         breaker.succeeded()
     assert breaker.closed
-    assert breaker.opened == 0
     assert not opened().closed
+
+
+def test_the_first_failure_is_news_if_no_call_has_succeeded() -> None:
+    breaker = Breaker(lambda: 0.0)
+    assert [breaker.failed(0.0) for _ in range(FAILURES)] == [True, *[False] * (FAILURES - 2), True]
+    breaker.succeeded()
+    assert not breaker.failed(FIRST)
 
 
 def test_one_call_tries_and_its_success_closes_it() -> None:
@@ -43,17 +50,15 @@ def test_waits_double_up_to_a_limit() -> None:
     for _ in range(8):
         now += breaker.seconds(now)
         assert breaker.allows(now)
-        breaker.failed(now)
+        assert breaker.failed(now)
         waits.append(breaker.seconds(now))
     assert waits == pytest.approx([1, 2, 4, 8, 16, 32, MOST, MOST, MOST])
-    assert breaker.opened == 9
 
 
 def test_late_failures_do_not_prolong_a_wait() -> None:
     breaker = opened()
-    breaker.failed(0.5)
-    breaker.failed(0.9)
-    assert breaker.opened == 1
+    assert not breaker.failed(0.5)
+    assert not breaker.failed(0.9)
     assert breaker.allows(FIRST)
 
 
@@ -68,7 +73,6 @@ def test_it_can_be_opened_at_once() -> None:
     breaker = Breaker(lambda: 0.0)
     breaker.trip(5.0)
     breaker.trip(5.5)
-    assert breaker.opened == 1
     assert breaker.seconds(5.0) == FIRST
 
 

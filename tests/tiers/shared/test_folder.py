@@ -45,11 +45,13 @@ def test_files_stand_where_the_docs_say_and_only_their_owner_reads_them(store: F
 
 def test_a_missing_folder_is_not_created(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "mount", 10.0)
-    assert store.get([name(1)]) == [None]
-    with pytest.raises(StoreError, match="mount it") as caught:
-        store.put(name(1), BLOB)
-    assert caught.value.reason == "refused"
+    for call in (lambda: store.get([name(1)]), lambda: store.have([name(1)]), lambda: store.put(name(1), BLOB)):
+        with pytest.raises(StoreError, match="mount it") as caught:
+            call()
+        assert caught.value.reason == "refused", "or the server would not learn that there is no store"
     (tmp_path / "mount").mkdir()
+    assert store.get([name(1)]) == [None]
+    assert store.have([name(1)]) == [False]
     assert store.put(name(1), BLOB)
 
 

@@ -29,19 +29,16 @@ class Breaker:
 
     Args:
         chance: random numbers from 0 to 1; None for those of `random`.
-
-    Attributes:
-        opened: how often it has opened.
     """
 
     def __init__(self, chance: Callable[[], float] | None = None) -> None:
-        self.opened = 0
         self._chance = random.random if chance is None else chance
         self._lock = threading.Lock()
         self._failures = 0
         self._wait = 0.0  # the last wait, without jitter; 0 if closed
         self._until = 0.0
         self._trying = False
+        self._heard = False  # whether a call has ended
 
     @property
     def closed(self) -> bool:
@@ -67,13 +64,20 @@ class Breaker:
         """The store answered. A late answer to a call from before it opened counts too: the store is back."""
         with self._lock:
             self._failures, self._wait = 0, 0.0
+            self._heard = True
 
-    def failed(self, now: float) -> None:
-        """A call failed. Calls that began before it opened, and fail later, do not open it for longer."""
+    def failed(self, now: float) -> bool:
+        """A call failed. Calls that began before it opened, and fail later, do not open it for longer.
+
+        Returns whether that is news: it opens, or this was the first call of all, as if the store's address were wrong.
+        """
         with self._lock:
             self._failures += 1
-            if self._trying if self._wait else self._failures >= FAILURES:
+            first, self._heard = not self._heard, True
+            opens = self._trying if self._wait else self._failures >= FAILURES
+            if opens:
                 self._open(now)
+            return opens or first
 
     def trip(self, now: float) -> None:
         """Opens it at once: the store hangs, and waiting for more failures would cost more."""
@@ -82,7 +86,6 @@ class Breaker:
                 self._open(now)
 
     def _open(self, now: float) -> None:
-        self.opened += 1
         self._trying = False
         self._wait = min(MOST, 2 * self._wait or FIRST)
         self._until = now + self._wait * (1 - JITTER * self._chance())

@@ -129,6 +129,8 @@ class FolderStore(SharedStore):
         for at in range(0, len(names), THREADS):
             pending = [self._begin(partial(self._read, self._path(name), most)) for name in names[at : at + THREADS]]
             found += [self._end(future) for future in pending]
+        if not any(blob is not None for blob in found):
+            self._wait(self._check, 0)
         return found
 
     def _read(self, path: Path, most: int) -> Blob | None:
@@ -148,7 +150,14 @@ class FolderStore(SharedStore):
 
     def have(self, names: Sequence[str]) -> list[bool]:
         paths = [self._path(name) for name in names]
-        return self._wait(lambda: [path.exists() for path in paths], 0)
+
+        def work() -> list[bool]:
+            there = [path.exists() for path in paths]
+            if not any(there):
+                self._check()
+            return there
+
+        return self._wait(work, 0)
 
     def objects(self, prefix: str = "") -> Iterator[Stored]:
         found = self._wait(lambda: list(self._walk(prefix)), 1 << 30)

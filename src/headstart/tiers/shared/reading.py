@@ -92,12 +92,10 @@ class Link:
 
     def failed(self, reason: str, why: object) -> None:
         """The store has failed. It is left alone for a while if it fails again and again."""
-        before = self.breaker.opened
         self.counters[f"fault_{reason}"] += 1
         if reason == "refused":  # it may have been restarted, and then it has lost everything
             self.stored.clear()
-        self.breaker.failed(self.clock())
-        if self.breaker.opened > before:
+        if self.breaker.failed(self.clock()):
             log.warning("the shared store fails, serving goes on without it: %s", why)
 
     def name(self, label: Label) -> str:

@@ -222,7 +222,7 @@ class Writing:
 
     def _next(self) -> list[Offered] | None:
         """The next objects, perhaps none; None when it is time to stop."""
-        busy = self._shortening is not None and self._link.breaker.closed
+        busy = self._looked == -math.inf or (self._shortening is not None and self._link.breaker.closed)
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._ends is not None, 0.0 if busy else LOOK)
             if self._ends is not None and (not self._queue or time.monotonic() > self._ends):
