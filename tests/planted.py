@@ -86,7 +86,7 @@ PLANTED = (
     Planted(
         "stored objects are not counted",
         "tiers/disk/store.py",
-        "        return self.catalog.used() + files.occupied(self._temporary) + self._quarantine.used",
+        "        return self.catalog.used() + sum(self._strange.values()) + files.occupied(self._temporary) + self._quarantine.used",
         "        return files.occupied(self._temporary) + self._quarantine.used",
     ),
     Planted(
@@ -423,7 +423,7 @@ PLANTED = (
     Planted(
         "a deletion is answered before memory has the store's answer",
         "serving/stored.py",
-        "            self._cache.store.shared_offer.take_answers()  # of what the shared store was being sent\n",
+        "                self._cache.store.shared_offer.take_answers()  # of what the shared store was being sent\n",
         "",
         rare="an entry must be on its way to the store just when its deletion is answered (seed 7201001; tests/system/test_shared_trouble.py)",
     ),
@@ -455,7 +455,7 @@ PLANTED = (
     Planted(
         "a fleet leaves what is computed during a deletion",
         "serving/stored.py",
-        "            self._delete(list, elsewhere)\n",
+        "            self._delete(list, owner, elsewhere)\n",
         "            pass\n",
     ),
     Planted(
@@ -467,8 +467,8 @@ PLANTED = (
     Planted(
         "what has arrived from the shared store keeps its pin",
         "serving/shared_fetch.py",
-        "                entry.pins -= 1\n",
-        "                pass\n",
+        "        entry.pins -= 1\n",
+        "        pass\n",
     ),
     Planted(
         "what outlives its term stays in the shared store",

@@ -6,7 +6,7 @@ import random
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -543,6 +543,38 @@ def test_what_is_being_deleted_is_not_pinned(tmp_path: Path, monkeypatch: pytest
         deleting.join()
         quiet(runtime)
         assert len(runtime.cache.store.pins) == len(runtime.cache.store.barred) == 0
+
+
+def test_a_second_deletion_finds_nothing_only_when_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk hung. A second caller was told that there is no such chain, though all of it was still there. A fleet took that
+    for a deletion (seed 8505007 of the simulation)."""
+    erase, erasing, goes = store.Disk.erase, threading.Event(), threading.Event()
+
+    def slowly(disk: store.Disk, *arguments: Any, **more: Any) -> Any:
+        erasing.set()
+        assert goes.wait(60)
+        return erase(disk, *arguments, **more)
+
+    def files() -> int:
+        return len(list((tmp_path / "objects").iterdir()))
+
+    with started(tmp_path) as runtime, ThreadPoolExecutor(3) as callers:
+        owner, before = runtime.owner("a"), files()
+        chain = say(runtime, LONG, salt="a")
+        monkeypatch.setattr(store.Disk, "erase", slowly)
+        first = callers.submit(runtime.stored.delete, chain.id, owner)
+        assert erasing.wait(60)
+        later = [callers.submit(runtime.stored.delete, chain.id, whose) for whose in (owner, None)]
+        assert not wait(later, 0.3).done
+        assert files() > before
+        goes.set()
+        for one in later:
+            with pytest.raises(NotFound):
+                one.result(60)
+            assert files() == before
+        assert first.result(60).tokens > 0
+        again = say(runtime, LONG, salt="a")
+        assert runtime.stored.delete(again.id, owner).tokens > 0
 
 
 @pytest.mark.parametrize("slow", ["engine", "disk"])

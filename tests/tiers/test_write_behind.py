@@ -36,6 +36,7 @@ from headstart.tiers.no_disk import NoDisk
 from headstart.tiers.notices import Notice, ObjectErased, ObjectFound, ObjectGone, ObjectRefused, ObjectStored, PinsFound
 from headstart.tiers.parallel_read import Hung
 from headstart.tiers.write_behind import WriteBehind
+from live import wait_until
 
 BIG = 1 << 40
 SIZE = 5_000
@@ -487,6 +488,27 @@ def test_what_a_crash_of_another_process_leaves_is_found(tmp_path: Path, monkeyp
         assert not taken_in, "an object of a later version was taken in"
         assert path.exists()
         other.close()
+
+
+def test_a_deletion_takes_what_has_just_expired(tmp_path: Path) -> None:
+    """The server had forgotten a block that had expired, and the disk had not looked for it yet. So the block before it seemed
+    to be the last one. It was deleted, but the row of the other one still named it (seed 8554177 of the simulation)."""
+    terms, begun = Terms(1000.0), 1.8e9
+    now = begun + 1000.0 - 2.5 * terms.look
+    tier = WriteBehind(lambda: Disk(tmp_path, BIG, clock=lambda: now), FINGERPRINT, BIG, terms, lambda: now)
+    block = replace(label(5), written=now)
+    old = replace(label(6), parent=block.key, start=8, written=begun)
+    found: list[Notice] = []
+    for number, one in enumerate((block, old)):
+        assert tier.offer(one, rows(number))
+    waited(tier, found, lambda found: ObjectStored(old) in found)
+    wait_until(lambda: tier._looked == now)
+    now += 0.6 * terms.look
+    assert old.written <= terms.cut(old.owner, now)
+    assert tier.erase([block.key], block.owner).result(30)
+    assert not any(block.key in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+    waited(tier, found, lambda found: ObjectErased(old.key) in found)
+    assert tier.close(30)
 
 
 def test_an_object_is_found_before_the_catalogue_has_been_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

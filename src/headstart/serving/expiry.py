@@ -60,6 +60,7 @@ class Expiry:
 
     Args:
         empty: empties a slot.
+        unpin: takes an entry from the requests that have pinned it and wait.
         portions: does the pieces.
 
     Attributes:
@@ -76,6 +77,7 @@ class Expiry:
         audit: SharedAudit,
         history: History,
         empty: Callable[[Slot], None],
+        unpin: Callable[[BlockId], None],
         portions: Portions,
     ) -> None:
         self._engine = engine
@@ -88,6 +90,7 @@ class Expiry:
         self._audit = audit
         self._history = history
         self._empty = empty
+        self._unpin = unpin
         self._portions = portions
         self.wipes = 0
         self._wiped = -math.inf  # when that was last
@@ -324,7 +327,7 @@ class Expiry:
         barred.owners = self._store.offload.owners_erased or Owners()  # those of whom it has heard meanwhile
 
     def _drop(self, key: BlockId) -> None:
-        """Drops an entry from memory. If the disk is reading it, it goes as soon as the disk has read it.
+        """Drops an entry from memory. If a tier is reading it, it goes as soon as the tier has read it.
 
         If it is due, it also leaves the index: a disk that fails, or hangs, deletes it later.
         """
@@ -333,6 +336,8 @@ class Expiry:
             return
         spent = self._store.spent(entry)
         if self._cache.memory.name in entry.copies:
+            if entry.pins:
+                self._unpin(key)
             if not entry.pins:
                 self._store.erase(entry)
             elif key not in self._read:

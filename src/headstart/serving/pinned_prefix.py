@@ -9,7 +9,7 @@ from headstart.prefix_cache.index import Entry
 from headstart.serving.landing import Landings
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PinnedPrefix:
     """What a prompt has in memory while the rest of it is fetched.
 

@@ -133,7 +133,7 @@ class Scheduler:
         self._late_fetch = LateFetch(self.shared_fetch, self._admission, clock)
         self.expiry = Expiry(
             *(engine, cache, self.slots, prompter, self.settle, self.shared_audit, self.history),
-            *(self._admission.empty, self.portions),
+            *(self._admission.empty, self.shared_fetch.unpin, self.portions),
         )
         self._arriving = 0
         self._returning = 0

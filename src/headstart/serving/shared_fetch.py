@@ -67,6 +67,7 @@ class SharedFetch:
         self._state_bytes = engine.shape.state_bytes
         self._movable = engine.traits.movable
         self._waiting: list[Job] = []
+        self._pinning: set[PinnedPrefix] = set()  # those that have pinned something
         self._held = self._held_entries = 0  # pinned: bytes, and their number
         self._aloft = 0  # bytes of cells into which something is being copied
         self._copier = Copier(wake)
@@ -103,7 +104,8 @@ class SharedFetch:
         self._pin_here(job)
 
     def follow(self, job: Job, other: Job) -> None:
-        """Parks a job that lacks what another one fetches."""
+        """Parks a job that lacks what another one fetches. That one has pinned what they share, and might wait for this one."""
+        self._let_go(job)
         shared = common_prefix(job.chain.tokens, other.chain.tokens) // job.chain.block_size
         job.follows, job.last_common = other, job.chain.ids[shared - 1] if shared else b""
         self._waiting.append(job)
@@ -180,13 +182,26 @@ class SharedFetch:
         memory = self._store.memory
         for entry in self._admission.restorable(job.chain):
             if memory.name in entry.copies and entry.id not in job.pinned.here:
-                self._pin(entry, job.pinned.here)
+                self._pin(entry, job.pinned, job.pinned.here)
 
-    def _pin(self, entry: Entry, pinned: dict[BlockId, Entry]) -> None:
+    def _pin(self, entry: Entry, pinned: PinnedPrefix, among: dict[BlockId, Entry]) -> None:
         entry.pins += 1
         self._held_entries += 1
         self._held += self._size(entry)
-        pinned[entry.id] = entry
+        among[entry.id] = entry
+        self._pinning.add(pinned)
+
+    def _unpin(self, entry: Entry) -> None:
+        entry.pins -= 1
+        self._held_entries -= 1
+        self._held -= self._size(entry)
+
+    def unpin(self, key: BlockId) -> None:
+        """Takes the pins of all prefixes from an entry that must be deleted. Who waits for it computes it."""
+        for pinned in self._pinning:
+            for among in (pinned.here, pinned.brought):
+                if (entry := among.pop(key, None)) is not None:
+                    self._unpin(entry)
 
     def _size(self, entry: Entry) -> int:
         return self._store.memory.size(STATE) if entry.state else self._store.memory.cell_bytes
@@ -206,8 +221,12 @@ class SharedFetch:
                 job.fetch.stop()
             if job in self._waiting:
                 self._go_on(job)
-            job.fetched.update(job.pinned.brought)
-            self.free(job.pinned)
+            self._let_go(job)
+
+    def _let_go(self, job: Job) -> None:
+        """Frees what a job has pinned. What was brought for it counts as that."""
+        job.fetched.update(job.pinned.brought)
+        self.free(job.pinned)
 
     # ── for prefixes that no job waits for too (`shared_preload`) ────────────────────────────────────────────────────
 
@@ -218,12 +237,11 @@ class SharedFetch:
     def free(self, pinned: PinnedPrefix) -> None:
         """Frees what is pinned. What is still being copied has no use any more."""
         self._drop(pinned)
-        for entries in (pinned.here, pinned.brought):
-            for entry in entries.values():
-                entry.pins -= 1
-                self._held_entries -= 1
-                self._held -= self._size(entry)
-            entries.clear()
+        for among in (pinned.here, pinned.brought):
+            for entry in among.values():
+                self._unpin(entry)
+            among.clear()
+        self._pinning.discard(pinned)
 
     def _first_lacking(self, job: Job) -> BlockId | None:
         number = self._admission.available(job.chain) // job.chain.block_size
@@ -299,7 +317,7 @@ class SharedFetch:
             store.publish(entry, landing.cell, now, canonical=True, size=size, computed=False)
             known = store.index.get(entry.id)
             assert known is not None
-            self._pin(known, pinned.brought)
+            self._pin(known, pinned, pinned.brought)
             self._audit.fetched(chain, arrival)
             arrival.free()
 

@@ -23,6 +23,7 @@ from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.quota import PIN_SHARE
 from headstart.serving.cache import Cache
+from headstart.serving.deletion_turns import DeletionTurns
 from headstart.serving.portions import LongWork, paced
 from headstart.serving.scheduler import Scheduler
 from headstart.tiers.disk import Label
@@ -126,6 +127,7 @@ class CachedChains:
         self._scheduler = scheduler
         self._cache = cache
         self._index, self._pins = cache.index, cache.store.pins
+        self._turns = DeletionTurns(scheduler)
 
     def all(self, owner: bytes | None = None, limit: int = CHAINS) -> list[CachedChain]:
         """One chain for each entry that no other continues, the latest used first. It takes time on the caller's thread."""
@@ -222,12 +224,13 @@ class CachedChains:
         Raises:
             Conflict: other chains continue this entry, or it is pinned. If another process has pinned it just now, only the
                 memory of this process forgets it.
+            NotFound: nothing of it is left: it waits for earlier deletions of the same owner.
             Unavailable: also if the shared store fails. Then it is deleted here and on disk. And as long as not all chains on
                 disk are known: others may need its blocks.
         """
         parts = list[Deleted]()
         try:
-            parts.append(self._delete(lambda: self._own(key, owner)))
+            parts.append(self._delete(lambda: self._own(key, owner), owner))
         except NotFound:
             if not elsewhere:
                 raise
@@ -237,37 +240,39 @@ class CachedChains:
                 break
             for end in ends:
                 try:
-                    parts.append(self._delete(partial(self._own, end, owner)))
+                    parts.append(self._delete(partial(self._own, end, owner), owner))
                 except NotFound:  # it has just gone, or belongs to another
                     continue
                 except Conflict as error:
                     if error.code != "continued":
                         raise
-            self._delete(list, elsewhere)
+            self._delete(list, owner, elsewhere)
         if not parts:
             raise _no_chain()
         entries, tokens = sum(one.entries for one in parts), sum(one.tokens for one in parts)
         stretches = tuple(stretch for one in parts for stretch in one.stretches)
         return Deleted(entries, tokens, sum(one.disk_bytes for one in parts), stretches)
 
-    def _delete(self, find: Callable[[], list[Entry]], absent: Sequence[DeletedStretch] = ()) -> Deleted:
+    def _delete(self, find: Callable[[], list[Entry]], owner: bytes | None, absent: Sequence[DeletedStretch] = ()) -> Deleted:
         """Deletes the entries that are found, the last one first, and what is known of others that are `absent` here."""
         barred, expiry = self._cache.store.barred, self._scheduler.expiry
+        over: Future[None] = Future()
 
         def delete() -> LongWork[tuple[Deleted, set[BlockId], Future[int], Future[None]]]:
-            yield from self._learn_all()
-            own = find()
-            going = self._with_checkpoints(own)
-            if any(entry.id in self._pins for entry in going):
-                raise Conflict("This chain is pinned: unpin it first.", code="pinned")
-            gone = self._absent(absent)  # a request may compute it, and ghosts are left
-            blocks, labels = {entry.id for entry in own} | {one.id for one in gone}, list[Label]()
-            keys = blocks | {entry.id for entry in going}
-            keys |= set(map(checkpoint_id, blocks))  # one that was evicted has left a ghost
-            stretches = tuple(DeletedStretch(entry.id, entry.parent, entry.packed, entry.owner) for entry in own)
-            deleted = Deleted(len(own), sum(entry.length for entry in own), 0, stretches)
-            barred.add(keys)  # between two pieces nothing brings them back
+            keys = set[BlockId]()
             try:
+                yield from self._learn_all()
+                own = find()
+                going = self._with_checkpoints(own)
+                if any(entry.id in self._pins for entry in going):
+                    raise Conflict("This chain is pinned: unpin it first.", code="pinned")
+                gone = self._absent(absent)  # a request may compute it, and ghosts are left
+                blocks, labels = {entry.id for entry in own} | {one.id for one in gone}, list[Label]()
+                stretches = tuple(DeletedStretch(entry.id, entry.parent, entry.packed, entry.owner) for entry in own)
+                deleted = Deleted(len(own), sum(entry.length for entry in own), 0, stretches)
+                keys |= blocks | {entry.id for entry in going}
+                keys |= set(map(checkpoint_id, blocks))  # one that was evicted has left a ghost
+                barred.add(keys)  # between two pieces nothing brings them back
                 for entry in own if self._cache.shared.on else ():
                     labels += self._cache.shared_labels(entry)
                     yield
@@ -278,16 +283,20 @@ class CachedChains:
                 return deleted, keys, self._cache.disk.erase(keys, whose), self._cache.shared.erase(labels)
             except BaseException:
                 barred.lift(keys)
+                self._turns.over(over)
                 raise
 
         def end(keys: set[BlockId]) -> LongWork[None]:
-            yield from self._take_notices()  # of what the disk was writing, and has deleted
-            self._cache.store.shared_offer.take_answers()  # of what the shared store was being sent
-            yield from expiry.delete_read()
-            expiry.deletion_ended()
-            barred.lift(keys)
+            try:
+                yield from self._take_notices()  # of what the disk was writing, and has deleted
+                self._cache.store.shared_offer.take_answers()  # of what the shared store was being sent
+                yield from expiry.delete_read()
+                expiry.deletion_ended()
+                barred.lift(keys)
+            finally:
+                self._turns.over(over)
 
-        begun = self._scheduler.carry_out(delete())
+        begun = self._turns.begin(owner, delete(), over)
 
         def end_later(_: object) -> None:
             if begun.exception() is None:

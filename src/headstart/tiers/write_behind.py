@@ -33,7 +33,7 @@ from headstart.tiers.disk import Disk, FormatError, Label, Note
 from headstart.tiers.disk.catalog import Row, look_up
 from headstart.tiers.disk.format import ALIGN
 from headstart.tiers.disk.schema import damages
-from headstart.tiers.disk.store import AT_A_TIME, AT_ONCE, RESERVE
+from headstart.tiers.disk.store import AT_A_TIME, AT_ONCE, RESERVE, Tidied
 from headstart.tiers.notices import (
     Notice,
     ObjectErased,
@@ -137,7 +137,7 @@ class WriteBehind:
         self._deletions: tuple[float, int] | None = None  # those of which all notices are in the queue
         self._listed = True  # whether the notices of all objects are in the queue; none are while the disk cannot be used
         self._untidied = False  # whether there are objects without a row, which the first tidying has still to find
-        self._tidying: Iterator[tuple[list[Label], list[bytes]]] | None = None
+        self._tidying: Iterator[Tidied] | None = None
         self._expiring: Iterator[tuple[list[bytes], list[bytes]]] | None = None
         self._began_look = -math.inf  # when its look began
         self._own_pins: set[bytes] = set()  # keys that were not pinned before this process did so
@@ -217,6 +217,8 @@ class WriteBehind:
 
     def erase(self, keys: Collection[bytes], owner: bytes) -> Future[int]:
         def erase(disk: Disk) -> int:
+            self._expiring, self._looked = None, -math.inf
+            self._expire(disk, whole=True)  # what has expired may follow these, and names them
             self._erased_now.update(keys)
             before = disk.catalog.ages.own
             try:
@@ -524,13 +526,17 @@ class WriteBehind:
             if piece is None:
                 self._tidying, self._tidied, self._untidied = None, time.monotonic(), False
                 self._watch.more = True
-                if self._mended.total():
+                if self._mended["found"] or self._mended["dropped"]:
                     found, dropped = count(self._mended["found"], "object"), count(self._mended["dropped"], "row")
                     log.info("after a crash: %s found again, %s dropped", found, dropped)
                     self._looked = self._began_look = -math.inf  # what was found may be expired
+                if self._mended["evicted"]:
+                    evicted = count(self._mended["evicted"], "object")
+                    log.info("%s evicted: they need more than %s", evicted, OptionText(option("disk_budget")))
             else:
-                self._mended.update(found=len(piece[0]), dropped=len(piece[1]))
-                self._forget(piece[1])
+                self._mended.update(found=len(piece.found), dropped=len(piece.dropped), evicted=len(piece.evicted))
+                self.counters["evicted"] += len(piece.evicted)
+                self._forget([*piece.dropped, *piece.evicted])
                 if not self._at_once:
                     break
 

@@ -735,6 +735,104 @@ def test_a_pin_during_a_deletion_of_everything_does_not_keep_an_open_tail() -> N
     assert run(history).violation == ""
 
 
+def test_requests_that_wait_for_the_shared_store_do_not_wait_for_each_other() -> None:
+    """Of two choices, one had brought its prompt into memory and could not load it. Then it followed the other, which waited
+    until the first had loaded its prompt."""
+    history = Scenario(
+        8504785,
+        Setup(
+            any_cut=True,
+            slots=4,
+            memory=26,
+            objects=179,
+            transfer=1024,
+            settle=False,
+            share=0.3,
+            stall=0.02,
+            shared="valkey",
+            store=100,
+            apart=True,
+        ),
+        (
+            Happening(1.0, "second", reply=1),
+            Happening(2.0807, "erase slot", who=1, talk=2, size=100, reply=1),
+            Happening(2.2727, "fault", how="emfile", size=3, reply=1),
+            Happening(4.8203, "delete", who=1, talk=1, size=20, reply=1),
+            Happening(5.5552, "fault", how="eperm", size=1, reply=1),
+            Happening(5.6491, "fault", how="export", size=10, reply=1),
+            Happening(7.8227, "ask", who=2, talk=2, how="turn", size=8, seed=718730243, reply=1),
+            Happening(7.8665, "fault", how="export", reply=1),
+            Happening(8.0549, "ask", how="turn", size=9, seed=931393483, reply=3),
+            Happening(8.1301, "ask", how="turn", size=12, seed=845573249, reply=4),
+            Happening(8.1364, "ask", who=2, talk=1, how="turn", size=19, seed=382704609, reply=11),
+            Happening(11.1881, "fault", how="slow", reply=1),
+            Happening(14.0533, "ask", who=2, how="turn", size=20, seed=282389244, reply=1),
+            Happening(14.0533, "ask", who=2, talk=1, how="edit last", size=16, seed=1031613702, reply=1),
+            Happening(14.0533, "ask", who=1, how="turn", size=15, seed=795166149, reply=5),
+            Happening(14.2262, "delete", talk=1, size=100, reply=1),
+            Happening(14.2439, "ask", who=1, talk=1, how="turn", size=13, seed=407451122, reply=7),
+            Happening(14.5309, "fault", how="hung", size=10, reply=1),
+            Happening(14.7671, "pin", who=2, talk=2, size=100, reply=1),
+            Happening(14.7822, "fault", how="decode", reply=1),
+            Happening(14.9134, "ask", who=2, talk=2, how="turn", size=6, seed=795645745, reply=2),
+            Happening(16.4969, "fault", how="sql_full", reply=1),
+            Happening(16.63, "fault", how="slow", reply=1),
+            Happening(16.6644, "erase slot", who=2, talk=1, size=100, reply=1),
+            Happening(17.6309, "fault", how="export", reply=1),
+            Happening(17.6824, "list", who=1, talk=1, size=20, reply=1),
+            Happening(18.5135, "ask", talk=2, how="turn", size=17, seed=542412870, reply=2),
+            Happening(18.5611, "ask", talk=1, how="turn", size=10, seed=826497968, reply=9),
+            Happening(18.5611, "ask", who=2, how="turn", size=7, seed=367612396, reply=2),
+            Happening(18.6651, "ask", who=1, how="turn", size=10, seed=597752203, reply=9),
+            Happening(19.4807, "restart", seed=379035164, reply=1),
+            Happening(19.7001, "fault", how="import", size=3, reply=1),
+            Happening(20.3007, "delete", size=100, reply=1),
+            Happening(22.6461, "pin", who=2, size=100, reply=1),
+            Happening(25.4399, "ask", talk=1, how="style", size=14, seed=175058787, reply=1),
+            Happening(25.4399, "ask", who=2, how="turn", size=16, seed=711224676),
+            Happening(25.7209, "fault", how="decode", reply=1),
+            Happening(26.3645, "ask", who=2, how="turn", size=6, seed=878987967, reply=9),
+            Happening(27.3519, "fault", how="import", reply=1),
+            Happening(27.6682, "ask", talk=1, how="turn", size=6, seed=925754398, reply=3),
+            Happening(27.6787, "ask", who=1, how="turn", size=3, seed=330789452, reply=3),
+            Happening(27.6787, "ask", who=1, talk=2, how="turn", size=3, seed=334417720, reply=3),
+            Happening(27.6787, "ask", who=1, how="flood", size=3, seed=694090791, reply=1),
+            Happening(27.6787, "ask", who=1, talk=1, how="flood", size=3, seed=1056028323, reply=1),
+            Happening(27.6787, "ask", who=1, talk=1, how="flood", size=1, seed=277365452, reply=3),
+            Happening(27.7339, "delete", who=2, talk=1, size=100, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_a_deletion_takes_what_a_waiting_request_has_pinned() -> None:
+    """The request had to wait for a slot. Until it had one, what was deleted stayed in memory."""
+    history = Scenario(
+        8560682,
+        Setup(mode="exact", slots=3, memory=28, objects=102, explain=False, queue=6, stall=0.02, shared="s3", apart=True),
+        (
+            Happening(0.2503, "fault", how="store_unanswered", reply=1),
+            Happening(0.5, "ask", who=1, how="turn", size=16, seed=91042921, reply=7),
+            Happening(0.5213, "ask", who=1, talk=1, how="turn", size=17, seed=293235916, reply=3),
+            Happening(0.5434, "ask", who=2, talk=2, how="turn", size=19, seed=789876351, reply=3),
+            Happening(0.5434, "ask", who=2, talk=1, how="flood", size=19, seed=299946725, reply=1),
+            Happening(0.5434, "ask", who=2, how="turn", size=19, seed=672248530, reply=3),
+            Happening(0.5434, "ask", who=2, talk=1, how="turn", size=19, seed=310956024, reply=3),
+            Happening(0.5434, "ask", who=2, talk=2, how="turn", size=19, seed=65106273, reply=3),
+            Happening(0.5434, "ask", who=2, talk=2, how="flood", size=1, seed=576490106, reply=3),
+            Happening(0.5434, "ask", who=2, talk=2, how="flood", size=19, seed=963242908, reply=1),
+            Happening(0.5434, "ask", who=2, how="flood", size=19, seed=15421517, reply=1),
+            Happening(0.5434, "ask", who=2, talk=1, how="flood", size=19, seed=499068878, reply=1),
+            Happening(0.5434, "ask", who=2, talk=2, how="flood", size=19, seed=223492972, reply=1),
+            Happening(0.5752, "ask", talk=2, how="turn", size=11, seed=733245207, reply=1),
+            Happening(0.5842, "ask", who=1, talk=1, how="turn", size=1, seed=583516161, reply=1),
+            Happening(0.5842, "ask", who=2, talk=2, how="turn", size=16, seed=858214735),
+            Happening(0.6837, "delete", who=1, talk=1, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
 def test_what_a_killed_server_has_renamed_is_durable_before_it_is_listed() -> None:
     """It had not synced the folder. The next server listed the objects, and a power failure took them."""
     history = Scenario(

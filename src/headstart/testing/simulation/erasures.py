@@ -111,14 +111,13 @@ class Erasures:
     # ── servers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def server(self, runtime: Runtime, *, rests: bool) -> None:
-        """Nothing is left in a server, on its engine thread. Unless it `rests`, the disk may be reading some cells."""
+        """Nothing is left in a server, on its engine thread."""
         if not self._gone:
             return
         store, scheduler = runtime.cache.store, runtime.scheduler
         for key in self._gone:
             entry = store.index.get(key)
-            if entry is not None and (rests or not entry.pins):
-                require(not self._old(key, entry.written), "a deleted entry is in the index")
+            require(entry is None or not self._old(key, entry.written), "a deleted entry is in the index")
             ghost = rests and key in store.retention._ghosts and not self.again(key)
             require(not ghost, "a deleted entry has a ghost in memory")
         for slot in scheduler.slots:
@@ -187,7 +186,7 @@ class Erasures:
 def _text(index: Index, checkpoint: Entry) -> Iterator[tuple[BlockId, float]]:
     """What a checkpoint of an open tail covers, from its end back to what is missing, with the times of the text.
 
-    The checkpoint has the time of the oldest text, which may be spared.
+    The checkpoint has the time of the oldest text, which may be spared. What is missing is as old at most.
     """
     key = checkpoint.parent
     while (entry := index.get(key)) is not None:
@@ -195,7 +194,7 @@ def _text(index: Index, checkpoint: Entry) -> Iterator[tuple[BlockId, float]]:
         if not entry.start:
             return
         key = entry.parent
-    yield key, float("-inf")  # when it was computed is known
+    yield key, checkpoint.written  # when it was computed is known, but for a clock that was set back since
 
 
 def label_of(file: Inode) -> Label | None:

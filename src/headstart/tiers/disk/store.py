@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -71,6 +71,21 @@ _FAULTS_HERE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of this process, which do not mean that a file is bad."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tidied:
+    """A piece of what `Disk.tidy` has done.
+
+    Attributes:
+        found: objects that had no row.
+        dropped: keys of rows that had no object, or a bad one.
+        evicted: keys of objects for which the budget has no room.
+    """
+
+    found: Sequence[Label] = ()
+    dropped: Sequence[bytes] = ()
+    evicted: Sequence[bytes] = ()
+
+
 class Disk(Store):
     """Objects under `folder`, within `budget` bytes together with everything else there.
 
@@ -109,7 +124,7 @@ class Disk(Store):
         self._quarantine = Quarantine(folder / "quarantine")
         self._serial = itertools.count()
         self._unseen = 0  # bytes kept free for objects without a row
-        self._strange: Collection[bytes] = ()  # objects without a row: those of a later version
+        self._strange = dict[bytes, int]()  # objects without a row, those of a later version, with the bytes that they occupy
         with contextlib.ExitStack() as undo:
             self._lock = Lock(folder / "lock")
             undo.callback(self._lock.close)
@@ -220,7 +235,7 @@ class Disk(Store):
     @property
     def _stored(self) -> int:
         """Bytes of all but the catalogue and the small files beside it."""
-        return self.catalog.used() + files.occupied(self._temporary) + self._quarantine.used
+        return self.catalog.used() + sum(self._strange.values()) + files.occupied(self._temporary) + self._quarantine.used
 
     @property
     def reserved(self) -> int:
@@ -532,9 +547,13 @@ class Disk(Store):
     def _sweep(self, before: float, spare: Collection[bytes] = ()) -> list[bytes]:
         """Deletes files without a row, and makes all deletions durable. Returns the keys of objects evicted for it."""
         for key in self.catalog.without_row(self._strange):  # this process may have stored an object of its own there
-            with contextlib.suppress(FileNotFoundError):
-                if self.path(key).stat().st_mtime <= before:
-                    self.path(key).unlink()
+            try:
+                if self.path(key).stat().st_mtime > before:
+                    continue
+                self.path(key).unlink()
+            except FileNotFoundError:
+                pass
+            del self._strange[key]
         files.empty(self._temporary)  # no other process writes now, so a crash has left them
         files.sync(self.objects)
         return self._scrub(spare)
@@ -631,13 +650,13 @@ class Disk(Store):
         budget are evicted. Interrupted deletions are finished.
         """
         found, gone = list[Label](), list[bytes]()
-        for more, less in self.tidy(evict=evict):
-            found += more
-            gone += less
+        for piece in self.tidy(evict=evict):
+            found += piece.found
+            gone += [*piece.dropped, *piece.evicted]
         return sorted((label for label in found if label.key not in gone), key=lambda label: label.start), gone
 
-    def tidy(self, *, evict: bool = True, whole: bool = True, rows: bool = True) -> Iterator[tuple[list[Label], list[bytes]]]:
-        """Does what `reconcile` does, in pieces: the labels and keys of each. Others may write between two pieces.
+    def tidy(self, *, evict: bool = True, whole: bool = True, rows: bool = True) -> Iterator[Tidied]:
+        """Does what `reconcile` does, in pieces. Others may write between two of them.
 
         Args:
             whole: whether the totals are counted too. Otherwise some bytes are kept free until the end.
@@ -654,12 +673,12 @@ class Disk(Store):
                 key = sizes[-1][0]
                 # A row may be older than its object, if a derived object was being replaced.
                 doubtful = [one for one, allocated, canonical in sizes if not canonical or self._allocated(one) != allocated]
-                yield [], self._correct(doubtful) if doubtful else []
-        strange, later = set[bytes](), list[tuple[Label, int]]()
+                yield Tidied(dropped=self._correct(doubtful) if doubtful else ())
+        strange, later = dict[bytes, int](), list[tuple[Label, int]]()
         with os.scandir(self.objects) as entries:
             while names := [entry.name for entry in itertools.islice(entries, PIECE)]:
                 lacking = self.catalog.without_row([key for key in map(self._key, names) if key is not None])
-                yield self._take_in(lacking, strange, later) if lacking else [], []
+                yield Tidied(self._take_in(lacking, strange, later) if lacking else ())
         with self.writing():
             later.sort(key=lambda one: one[0].start)  # parents first
             self._list(later)
@@ -671,7 +690,7 @@ class Disk(Store):
                 files.sync(self.objects)
             self.catalog.ages.outdate_tombstones(self._clock() - TOMBSTONE_TERM)
             gone += self._scrub()
-        yield [label for label, _ in later], gone
+        yield Tidied([label for label, _ in later], evicted=gone)
 
     def _correct(self, doubtful: Sequence[bytes]) -> list[bytes]:
         """Gives rows what their objects say. Rows without an object are deleted; returns their keys."""
@@ -684,7 +703,7 @@ class Disk(Store):
             self._list([(label, sizes[key]) for key, label in labels.items() if label is not None])
         return gone
 
-    def _take_in(self, lacking: Collection[bytes], strange: set[bytes], later: list[tuple[Label, int]]) -> list[Label]:
+    def _take_in(self, lacking: Collection[bytes], strange: dict[bytes, int], later: list[tuple[Label, int]]) -> list[Label]:
         """Adds rows for objects. Returns their labels. Those that cannot be used are added to `strange`.
 
         Those of older versions that do not name their owner are added to `later`: they must come after their parents.
@@ -696,8 +715,8 @@ class Disk(Store):
                 label = self._label(key) if size is not None else None
                 if label is not None and size is not None:
                     (found if label.owner or not label.start else later).append((label, size))
-                elif self._allocated(key) is not None:
-                    strange.add(key)
+                elif (stays := self._allocated(key)) is not None:
+                    strange[key] = stays
             found.sort(key=lambda one: one[0].start)
             self._list(found)
         return [label for label, _ in found]
