@@ -255,7 +255,10 @@ class Settings:
         none="nothing is stored on disk; if it is left out, `headstart.open` takes this platform's cache folder",
     )
     disk_budget: int = _setting(
-        "20GiB", _SIZE, "Reuse", "Hard limit of the folder's size, and never more than half of the free space."
+        "20GiB",
+        _SIZE,
+        "Reuse",
+        "Hard limit of the folder's size, and never more than half of the free space. What is pinned stays when it is lowered.",
     )
     tenant_memory: float = _setting(
         "100%",
@@ -337,8 +340,7 @@ class Settings:
         10.0,
         _SECONDS,
         "Operation",
-        "Longest time to stop: running replies continue for four fifths of it, the rest is for the disk and the "
-        "shared store.",
+        "Longest time to stop: running replies continue for four fifths of it, the rest is for the disk and the shared store.",
     )
     no_web: bool = _setting(
         False, _FLAG, "Operation", "Of a server: no page for people at `/` (docs/web.md). The library ignores it."

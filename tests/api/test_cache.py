@@ -86,6 +86,7 @@ def test_a_tenant_lists_and_reads_its_own_chains_only(server: Server) -> None:
             ("POST", f"{foreign}/unpin"),
             ("DELETE", foreign),
             ("GET", "nothing"),
+            ("GET", foreign[:12]),
             ("GET", "00" * 32),
         ):
             answer = call(server, name, method, f"/headstart/cache/{path}")

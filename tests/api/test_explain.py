@@ -365,6 +365,7 @@ def test_only_ones_own_requests_are_explained(tenants: Server, opened: Server) -
         return server.http.get("/headstart/explain" + id, params=query, headers=by(tenant))
 
     assert last(tenants, "alice").json()["error"]["code"] == "request_not_found"
+    assert "found with the same one" in last(opened).json()["error"]["message"]
     alice = send(tenants, conversation(1) | {"cache_salt": "a"}, **by("alice")).headers["x-request-id"]
     assert last(tenants, "alice").json()["id"] == alice
     assert last(tenants, "alice", "/" + alice).json()["id"] == alice
@@ -450,7 +451,9 @@ def test_switched_off() -> None:
     with start(explain="off") as runtime, serving(runtime, model_id="fake") as server:
         response = send(server, conversation(1))
         assert (own(response)["cause"], own(response)["recomputed"], own(response)["seconds"]) == (None, None, None)
-        assert server.http.get("/headstart/explain").status_code == 404
+        refused = server.http.get("/headstart/explain")
+        assert refused.status_code == 404
+        assert "started with --explain off" in refused.json()["error"]["message"]
 
 
 def test_a_message_that_changed_in_two_places_costs_what_is_between_them(server: Server, explain: Explain) -> None:

@@ -13,6 +13,16 @@ WARM = Summary(100, 30, 50, 20, 11, {"memory": 40, "disk": 10}, "fast", None, Tr
 COLD = replace(WARM, live=0, restored=0, tiers={}, computed=100, ttft=4.0)
 
 
+def test_what_is_saved_is_unknown_as_long_as_the_speed_is() -> None:
+    """A server that had just started again said that 90 cached tokens of 100 had saved 0.0 s."""
+    stats = Stats(lambda: 0.0)
+    assert stats.view()["saved_seconds"] == 0.0
+    stats.record(WARM, 0.0)
+    assert stats.view()["saved_seconds"] is None
+    stats.record(WARM, 1.5)
+    assert stats.view()["saved_seconds"] == 1.5
+
+
 def test_it_counts_what_ended() -> None:
     now = 0.0
     stats = Stats(lambda: now)

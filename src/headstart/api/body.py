@@ -16,7 +16,7 @@ from headstart.api.counting import check_count
 from headstart.api.ignored import ignored
 from headstart.chat.validation import Strict, condense
 from headstart.errors import InvalidRequest
-from headstart.interfaces.conversation import Format
+from headstart.interfaces.conversation import Format, FormatKind
 from headstart.output.json_values import countable
 
 
@@ -120,18 +120,22 @@ class StructuredOutputs(Strict):
 
     @model_validator(mode="after")
     def _says_something(self) -> StructuredOutputs:
-        if not self.formats:
+        if not self.formats(""):
             raise PydanticCustomError("structured_outputs", "needs one of json, json_object, regex, choice, grammar")
         return self
 
-    @property
-    def formats(self) -> list[Format]:
+    def formats(self, prefix: str) -> list[Format]:
+        """The formats. `prefix`: what the names of the fields begin with in the body."""
+
+        def form(kind: FormatKind, field: str, text: str = "") -> Format:
+            return Format(kind, text, param=f"{prefix}{field}")
+
         return [
-            *([Format("json_schema", json.dumps(self.json_schema))] if self.json_schema is not None else []),
-            *([Format("json_object")] if self.json_object else []),
-            *([Format("regex", self.regex)] if self.regex is not None else []),
-            *([Format("grammar", _any_of(self.choice))] if self.choice is not None else []),
-            *([Format("grammar", self.grammar)] if self.grammar is not None else []),
+            *([form("json_schema", "json", json.dumps(self.json_schema))] if self.json_schema is not None else []),
+            *([form("json_object", "json_object")] if self.json_object else []),
+            *([form("regex", "regex", self.regex)] if self.regex is not None else []),
+            *([form("grammar", "choice", _any_of(self.choice))] if self.choice is not None else []),
+            *([form("grammar", "grammar", self.grammar)] if self.grammar is not None else []),
         ]
 
 
@@ -157,11 +161,12 @@ class Constrained(Strict):
         guided = StructuredOutputs.model_construct(
             json_schema=self.guided_json, regex=self.guided_regex, choice=self.guided_choice, grammar=self.guided_grammar
         )
+        schema = self.json_schema
         return [
-            *([Format("json_schema", json.dumps(self.json_schema))] if self.json_schema is not None else []),
-            *([Format("grammar", self.grammar)] if self.grammar is not None else []),
-            *guided.formats,
-            *(self.structured_outputs.formats if self.structured_outputs is not None else []),
+            *([Format("json_schema", json.dumps(schema), param="json_schema")] if schema is not None else []),
+            *([Format("grammar", self.grammar, param="grammar")] if self.grammar is not None else []),
+            *guided.formats("guided_"),
+            *(self.structured_outputs.formats("structured_outputs.") if self.structured_outputs is not None else []),
         ]
 
     @model_validator(mode="after")

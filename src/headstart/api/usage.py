@@ -20,8 +20,7 @@ def usage(summary: Summary) -> dict[str, Any]:
 
 
 def timings(summary: Summary) -> dict[str, Any]:
-    """llama-server's `timings`. The first token belongs to the prompt, so rates count the gaps between tokens."""
-    gaps = max(0, summary.completion - 1)
+    """llama-server's `timings`. Rates leave out the first token of each reply, which belongs to its prompt."""
     return {
         "cache_n": summary.cached,
         "prompt_n": summary.computed,
@@ -30,8 +29,8 @@ def timings(summary: Summary) -> dict[str, Any]:
         "prompt_per_second": round(_ratio(summary.computed, summary.prefill), 2),
         "predicted_n": summary.completion,
         "predicted_ms": round(1e3 * summary.decode, 3),
-        "predicted_per_token_ms": round(_ratio(1e3 * summary.decode, gaps), 4),
-        "predicted_per_second": round(_ratio(gaps, summary.decode), 2),
+        "predicted_per_token_ms": round(_ratio(1e3 * summary.decode, summary.decoded), 4),
+        "predicted_per_second": round(_ratio(summary.decoded, summary.decode), 2),
     }
 
 

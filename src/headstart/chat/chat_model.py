@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from headstart.chat.normalize import normalise_reply
@@ -114,7 +114,8 @@ class ChatModel(PromptModel):
         """The grammar for raw text in a format. Raises InvalidRequest."""
         if wanted is None:
             return None
-        return grammar_for(_PLAIN, response_format=response_format(wanted), controls=self.runtime.prompter.controls)
+        with _naming(wanted):
+            return grammar_for(_PLAIN, response_format=response_format(wanted), controls=self.runtime.prompter.controls)
 
     def _grammar(self, reader: ReplyReader) -> Grammar | None:
         conversation = reader.conversation
@@ -126,7 +127,8 @@ class ChatModel(PromptModel):
 
         def build(tools: Sequence[Tool], choice: Any, parallel: bool, text: Format | None, others: bool) -> Grammar | None:
             form = response_format(text)
-            return grammar_for(reader.family, tools, choice, parallel, form, reader.thinking, controls, others)
+            with _naming(text):
+                return grammar_for(reader.family, tools, choice, parallel, form, reader.thinking, controls, others)
 
         def check(tools: Sequence[Tool]) -> Grammar | None:
             grammar = build(tools, mode, choice.parallel, wanted, others)
@@ -174,6 +176,17 @@ class ChatModel(PromptModel):
         except InvalidRequest as error:
             why = error.message.partition(_SCHEMA)[2] or error.message
             raise InvalidRequest(f"{what} cannot be followed: {why}", param=param) from None
+
+
+@contextmanager
+def _naming(wanted: Format | None) -> Iterator[None]:
+    """Errors about a format name the caller's field."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if wanted is not None and error.param == "response_format":
+            error.param = wanted.param
+        raise
 
 
 def response_format(wanted: Format | None) -> Mapping[str, Any] | None:

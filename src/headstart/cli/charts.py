@@ -163,7 +163,9 @@ def stats_chart(stats: Mapping[str, Any]) -> str:
     causes = sorted(stats["recomputed"].items(), key=lambda item: -item[1])[:6]
     canvas = Canvas(WIDTH, 640 + 22 * max(len(causes), len(stats["stored"])), title, STYLE)
     since = show_span(stats["seconds"])
-    canvas.text(12, 46, f"in {since}; about {stats['saved_seconds']:,.1f} s of prefill saved", "small")
+    saved = stats["saved_seconds"]
+    seconds = "" if saved is None else f"; about {saved:,.1f} s of prefill saved"
+    canvas.text(12, 46, f"in {since}{seconds}", "small")
     _origins(canvas, {**stats["tiers"], "computed": stats["computed"]}, 66)
     _over_time(canvas, stats["steps"], 160)
     ttft = CurvePanel(

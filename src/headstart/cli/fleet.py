@@ -83,7 +83,7 @@ def rotate(file: FleetKeyFile) -> None:
 
 @app.command()
 def ls(url: StoreUrl, data: AsJson = False) -> None:
-    """Lists what a store holds, by owner: a tenant with one model. It reads names only, and needs no key file."""
+    """Lists what a store holds, by owner: a tenant with one model, or the records of the servers. It needs no key file."""
     from headstart.tiers.shared.expiry import contents
 
     with _opened(url) as store:

@@ -35,6 +35,9 @@ class ToolChoice:
         return cls(mode, allowed[0] if mode == "required" and len(allowed) == 1 else None, parallel, allowed)
 
 
+FormatKind = Literal["json_object", "json_schema", "regex", "grammar"]
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """The form that the text of a reply must have.
@@ -45,7 +48,7 @@ class Format:
         param: the caller's name for the field, for errors.
     """
 
-    kind: Literal["json_object", "json_schema", "regex", "grammar"]
+    kind: FormatKind
     text: str = ""
     strict: bool = False
     param: str = "response_format"

@@ -145,7 +145,7 @@ class Figures:
 def finished(caller: Caller, summary: Summary, reasons: Sequence[str], seconds: float) -> None:
     """The line of a finished request."""
     found = summary.explanation
-    measured = summary.decode > 0 and summary.completion > 1  # one token has no pace
+    measured = summary.decode > 0 and summary.decoded  # one token has no pace
     structlog.get_logger("headstart.request").info(
         "finished",
         **caller.fields(),
@@ -156,7 +156,7 @@ def finished(caller: Caller, summary: Summary, reasons: Sequence[str], seconds: 
         computed=summary.computed,
         completion=summary.completion,
         ttft_ms=round(1e3 * summary.ttft, 1),
-        tokens_per_s=round((summary.completion - 1) / summary.decode, 1) if measured else None,
+        tokens_per_s=round(summary.decoded / summary.decode, 1) if measured else None,
         seconds=round(seconds, 3),
         finish=",".join(dict.fromkeys(reasons)),
         cause=found.cause.value if found is not None else None,

@@ -17,6 +17,9 @@ class Summary:
 
     A prompt counts once, whatever the number of its choices: `prompt` = `cached` + `computed`, unless it was cancelled before.
     The few tokens that each further choice computes again for its own logits are not included.
+
+    Attributes:
+        replies: how many choices have a token.
     """
 
     prompt: int
@@ -34,6 +37,12 @@ class Summary:
     ttft: float
     decode: float
     cancelled: bool = False
+    replies: int = 1
+
+    @property
+    def decoded(self) -> int:
+        """Tokens that took decoding. The first one of each reply belongs to its prompt."""
+        return max(0, self.completion - self.replies)
 
     @property
     def cached(self) -> int:
@@ -69,4 +78,5 @@ def summarise(prompts: Sequence[Sequence[Report]]) -> Summary:
         ttft=min(report.ttft for report in every),
         decode=max(report.decode for report in every),
         cancelled=any(report.cancelled for report in every),
+        replies=sum(report.completion > 0 for report in every),
     )

@@ -68,8 +68,8 @@ class Stats:
 
     def record(self, summary: Summary, saved: float) -> None:
         """Counts a finished request. `saved`: see `StatsStep`."""
-        warm, gaps = 2 * summary.cached >= summary.prompt, max(0, summary.completion - 1)
-        one = StatsStep(1, summary.cached, summary.computed, saved, decoded=gaps, decode=summary.decode if gaps else 0.0)
+        warm, decoded = 2 * summary.cached >= summary.prompt, summary.decoded
+        one = StatsStep(1, summary.cached, summary.computed, saved, decoded=decoded, decode=summary.decode if decoded else 0.0)
         if warm:
             one.warm, one.warms = summary.ttft, 1
         else:
@@ -108,7 +108,8 @@ class Stats:
                 "computed": total.computed,
                 "completion": self._completion,
                 "tiers": dict(self._tiers),
-                "saved_seconds": round(total.saved, 3),
+                # After a restart all may be cached, so that the speed of prefill is not known.
+                "saved_seconds": round(total.saved, 3) if total.saved or not total.cached else None,
                 "recomputed": {cause: tokens for cause, tokens in self._recomputed.items() if tokens},
                 "ttft": {
                     "warm": {"requests": total.warms, "median": _median(self._latest["warm"])},

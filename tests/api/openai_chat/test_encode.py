@@ -285,6 +285,14 @@ def test_a_format_that_makes_no_sense_is_refused(server: Server, options: dict[s
         ask(server, extra_body=options)
 
 
+@pytest.mark.parametrize("param", ["grammar", "guided_regex", "structured_outputs.grammar"])
+def test_the_field_of_a_format_that_makes_no_sense_is_named(server: Server, param: str) -> None:
+    first, _, rest = param.partition(".")
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(server, extra_body={first: {rest: "("} if rest else "("})
+    assert caught.value.param == param
+
+
 def test_a_schema_that_cannot_be_kept_is_named(server: Server) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
     form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}

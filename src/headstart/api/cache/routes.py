@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -18,10 +19,14 @@ from headstart.api.cache.everywhere import act_everywhere
 from headstart.api.openapi import ERRORS
 from headstart.api.route import Salt
 from headstart.api.service import service_of
+from headstart.errors import NotFound
 from headstart.interfaces.tokens import BlockId
 from headstart.serving.stored import CHAINS
 
 router = APIRouter()
+
+DIGITS = 64
+"""Hexadecimal digits of an id."""
 
 Limit = Annotated[int, Query(ge=1, le=CHAINS)]
 Start = Annotated[int, Query(ge=0)]
@@ -95,8 +100,9 @@ async def _answer(
 
 
 def _key(id: str) -> BlockId:
-    """The id of an entry; an impossible one if these are not hexadecimal digits."""
-    try:
-        return bytes.fromhex(id)
-    except ValueError:
-        return b""
+    """The id of an entry. Raises NotFound if this cannot be one, as the first digits alone that `headstart cache ls` shows."""
+    with suppress(ValueError):
+        if len(id) == DIGITS:
+            return bytes.fromhex(id)
+    why = f"An id has {DIGITS} hexadecimal digits: GET /headstart/cache lists them."
+    raise NotFound(why, param="id", code="chain_not_found")

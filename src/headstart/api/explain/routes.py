@@ -25,6 +25,7 @@ from headstart.explain.causes import Cause
 from headstart.explain.explain import Explanation
 from headstart.explain.record import Record
 from headstart.interfaces.tokens import common_prefix
+from headstart.names import option
 from headstart.observe.report import summarise
 from headstart.prompt.builder import Prompt
 from headstart.serving.request import Report
@@ -74,7 +75,10 @@ async def _answer(request: HttpRequest, request_id: str | None, cache_salt: str,
     found = [one for one in (own, *await service.elsewhere.explain(tenant, salt, request_id)) if one is not None]
     if not found:
         which = f"request '{request_id[:200]}'" if request_id is not None else "request of yours"
-        raise NotFound(f"No {which} is among the latest ones.", param="request_id", code="request_not_found")
+        why = "" if cache_salt else " One with a cache_salt is found with the same one."
+        if runtime.settings.explain == "off":
+            why = f" This server keeps none: it was started with {option('explain', 'off')}."
+        raise NotFound(f"No {which} is among the latest ones.{why}", param="request_id", code="request_not_found")
     latest = min(found, key=lambda one: one["seconds_ago"])
     return JSONResponse({**latest, "seconds_ago": round(latest["seconds_ago"], 1)})
 

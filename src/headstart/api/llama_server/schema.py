@@ -71,8 +71,8 @@ class LlamaRequest(Generation):
     @property
     def format(self) -> Format | None:
         if self.json_schema is not None:
-            return Format("json_schema", json.dumps(self.json_schema))
-        return Format("grammar", self.grammar) if self.grammar else None
+            return Format("json_schema", json.dumps(self.json_schema), param="json_schema")
+        return Format("grammar", self.grammar, param="grammar") if self.grammar else None
 
 
 class TokenizeRequest(Strict):

@@ -302,8 +302,8 @@ class ResponsesInput(Strict):
         if given is None or given.type == "text":
             return None
         if given.type == "json_object":
-            return Format("json_object")
-        return Format("json_schema", json.dumps(given.json_schema), bool(given.strict))
+            return Format("json_object", param="text.format")
+        return Format("json_schema", json.dumps(given.json_schema), bool(given.strict), "text.format")
 
     @property
     def choice(self) -> ToolChoice:

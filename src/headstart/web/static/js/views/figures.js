@@ -82,7 +82,7 @@ function cards(stats) {
     ),
     card(
       "Seconds of prefill saved",
-      h("div", { class: "big" }, seconds(stats.saved_seconds), h("small", {}, ` in ${count(stats.requests)} requests`)),
+      h("div", { class: "big" }, stats.saved_seconds === null ? "not measured yet" : seconds(stats.saved_seconds), h("small", {}, ` in ${count(stats.requests)} requests`)),
       chart("Seconds saved since the start", [{ name: "slot", label: "saved", values: sums(steps.saved_seconds) }], {
         format: seconds,
         span,
