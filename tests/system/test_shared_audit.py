@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import Answer, Pending, ask, check, request_of
+from harness import Answer, Pending, ask, assistant, check, request_of, user
 from headstart.errors import EngineError
 from headstart.interfaces.engine import Span
 from headstart.interfaces.tokens import Tokens
@@ -17,7 +18,10 @@ from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.serving import shared_audit
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
-from headstart.tiers.shared import reading
+from headstart.tiers.shared import reading, writing
+from headstart.tiers.shared import tier as shared_tier
+from headstart.tiers.shared.folder import FolderStore
+from headstart.tiers.shared.store import StoreError
 from live import wait_until
 from sharing import BLOCK_SIZE, DELAY, answer, chat, cold, same, start, stored
 
@@ -64,6 +68,49 @@ class Broken(FakeEngine):
         for span in spans:
             if span.start == self.at:
                 span.data[-1] ^= 1
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "fails"])
+@pytest.mark.parametrize("sliceable", [True, False], ids=["attention", "hybrid"])
+def test_what_was_computed_behind_a_wrong_block_leaves_the_store(
+    store: str, key_file: Path, sliceable: bool, fails: bool, busy: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the wrong block was deleted there. Servers went on with what this one had computed behind it, and had stored as its
+    own: other bits than those of a cold run. The store may also fail just then."""
+    shape: dict[str, Any] = {"slots": 1, "ctx": 512, "block_size": BLOCK_SIZE, "delay": DELAY, "sliceable": sliceable}
+    monkeypatch.setattr(shared_tier, "MISSING", 0.05)
+    monkeypatch.setattr(writing, "LOOK", 0.05)
+    with cold(lambda: FakeEngine(**shape)) as alone:
+        first = answer(alone, HELLO)
+        more = [*chat(HELLO), assistant(first.text), user("What else do you know of the house, and of all its rooms? " * 2)]
+        right = ask(alone, more, max_tokens=4, keep_logits=True)
+    monkeypatch.setattr(Broken, "at", (first.report.prompt - 1) // BLOCK_SIZE * BLOCK_SIZE - BLOCK_SIZE)
+    with start(store, key_file, engine=lambda: Broken(**shape), settle="off") as one:
+        answer(one, HELLO)
+        stored(one)
+    with start(store, key_file, engine=lambda: FakeEngine(**shape), settle="off") as other:
+        ask(other, more, max_tokens=4)
+        stored(other)
+        counters, delete, failed = other.cache.shared.counters, FolderStore.delete, list[object]()
+
+        def refused(folder: FolderStore, names: Sequence[str]) -> None:
+            if fails and not failed:
+                failed.append(names)
+                raise StoreError("refused", "not now")
+            delete(folder, names)
+
+        monkeypatch.setattr(FolderStore, "delete", refused)
+        busy.set()
+        other.scheduler.wake()
+        wait_until(lambda: counters["fault_differs"] == 1 and counters["erased"] > 2)
+        assert bool(failed) == fails
+        monkeypatch.setattr(shared_audit, "PORTION", 0.0)
+        with start(store, key_file, engine=lambda: FakeEngine(**shape), settle="off", shared_mode="read") as third:
+            same(ask(third, more, max_tokens=4, keep_logits=True), right)
+        ask(other, [user("Something else takes the slot.")], max_tokens=1)
+        stored(other)
+        time.sleep(0.1)
+        same(ask(other, more, max_tokens=4, keep_logits=True), right)
 
 
 @pytest.mark.parametrize("sliceable", [True, False], ids=["attention", "hybrid"])

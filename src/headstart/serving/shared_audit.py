@@ -159,13 +159,15 @@ class SharedAudit:
         if _digest(computed) == task.digest:
             counters["audited"] += 1
             return
-        self._cache.shared.distrust(task.label, task.writer)
         going = [task.label.key]
         for slot in self._slots:  # the engine is idle, so none is in use
             if slot is not right and task.label.key in slot.ids:
                 self._admission.empty(slot)
         for key in going:  # grows: all that was computed after it is wrong too
             going.extend(entry.id for entry in self._cache.index.children(key))
+        behind = (entry for key in going if (entry := self._cache.index.get(key)) is not None)
+        labels = [label for entry in behind for label in self._cache.shared_labels(entry) if label.key != task.label.key]
+        self._cache.shared.distrust([task.label, *labels], task.writer)
         self._drop([one for key in reversed(going) for one in (checkpoint_id(key), key)])
 
 

@@ -193,8 +193,11 @@ class SharedTier(Protocol):
     def answered(self) -> list[BlockId]:
         """Keys of offered entries whose bytes are free again."""
 
-    def distrust(self, label: Label, writer: str) -> None:
-        """The payload of a fetched object was found wrong: it is deleted, and no longer fetched from this writer."""
+    def distrust(self, labels: Sequence[Label], writer: str) -> None:
+        """The payload of a fetched object was found wrong, the first of these: nothing is fetched from its writer any more.
+
+        All of them are deleted, even if the store fails at first: the others may have been computed behind it.
+        """
 
     def erase(self, labels: Sequence[Label]) -> Future[None]:
         """Deletes entries on request of their owner, also those that wait to be written, if this server writes at all.
@@ -249,7 +252,7 @@ class NoShared:
     def answered(self) -> list[BlockId]:
         return []
 
-    def distrust(self, label: Label, writer: str) -> None:
+    def distrust(self, labels: Sequence[Label], writer: str) -> None:
         pass
 
     def erase(self, labels: Sequence[Label]) -> Future[None]:

@@ -31,7 +31,7 @@ def test_notes_of_a_distrusted_server_are_not_used(store: FolderStore) -> None:
     for server, note in zip((broken, sound), notes, strict=True):
         server.note(OWNER, note)
         wait_until(lambda server=server: server.counters["notes_saved"] == 1)
-    tier.distrust(request(prompt(1), SIZE).label(0), broken._writing._card.writer)
+    tier.distrust([request(prompt(1), SIZE).label(0)], broken._writing._card.writer)
     assert [tier.find_note(OWNER, note.key) for note in notes] == [None, notes[1]]
     assert tier.counters["fault_distrusted"] == tier.counters["notes_fetched"] == 1
     for server in (broken, sound, tier):

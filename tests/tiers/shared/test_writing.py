@@ -196,6 +196,8 @@ def test_an_idle_writer_does_not_close_the_breaker(store: FolderStore, monkeypat
     monkeypatch.setattr(writing, "LOOK", 0.02)
     tier = tier_of(store, KEYS)
     breaker = tier._link.breaker
+    wait_until(lambda: breaker._heard)  # its first look at the store
+    time.sleep(0.05)
     breaker.trip(tier._link.clock() - 1000)  # so a call may try at once
     time.sleep(0.2)
     assert not breaker.closed
@@ -364,7 +366,7 @@ def test_reading_alone_needs_no_right_to_write(valkey: ValkeyServer, monkeypatch
     reader = tier_of(stores[1], keys[1], writes=False)
     assert len(fetched(reader, wanted)) == 3
     wait_until(lambda: len(looks) > 5)
-    reader.distrust(wanted.label(0), "of another server")
+    reader.distrust([wanted.label(0)], "of another server")
     reader.close(5)
     assert not any(looks)
     assert {name for name in reader.counters if name.startswith("fault")} == {"fault_differs"}

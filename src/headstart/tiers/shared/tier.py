@@ -177,23 +177,18 @@ class StoreTier:
                 self._listener.in_store(label)
         return keys
 
-    def distrust(self, label: Label, writer: str) -> None:
+    def distrust(self, labels: Sequence[Label], writer: str) -> None:
         self._link.distrusted.add(writer)
-        self._link.missing.add(label.key)
-        self._link.stored.drop(label.key)
+        for label in labels:
+            self._link.bad.add(label.key)  # one that is there nevertheless is replaced
+            self._link.missing.add(label.key)
+            self._link.stored.drop(label.key)
         self.counters["fault_differs"] += 1
         log.error("an object of server %s in the shared store is not what this server computes", writer)
-        if self.saves:
-            self._readers.submit(self._delete, label)
+        self._writing.discard(labels)
 
     def erase(self, labels: Sequence[Label]) -> Future[None]:
         return self._writing.erase(labels)
-
-    def _delete(self, label: Label) -> None:
-        try:
-            self._link.store.delete([self._link.name(label)])
-        except StoreError as error:
-            log.warning("the object could not be deleted: %s", error)
 
     def close(self, seconds: float) -> bool:
         if not self._closed:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headstart.errors import Unavailable
 from headstart.interfaces.tokens import BlockId, Bytes
@@ -53,12 +53,16 @@ SLACK = 1 << 12
 @dataclass(frozen=True, slots=True)
 class Offered:
     """What waits for the thread: an entry; the beginning of a chain that is only touched (without a payload); a note with its
-    owner; or entries that must be deleted, with who waits for that."""
+    owner; or entries that must be deleted, with who waits for that.
+
+    `insists`: if they cannot be deleted, that is tried again.
+    """
 
     labels: tuple[Label, ...] = ()
     payload: Bytes | None = None
     note: tuple[bytes, Note] | None = None
     erased: Future[None] | None = None
+    insists: bool = False
 
     @property
     def size(self) -> int:
@@ -104,6 +108,7 @@ class Writing:
         self._ends: float | None = None
         self._looked = self._swept = self._said = -math.inf
         self._known_terms: tuple[dict[str, float], float] | None = None  # that hold for all that the store has, or soon
+        self._again: list[Offered] = []  # deletions that have failed
         self._shortening: Iterator[None] | None = None  # what is left to do for them
         self._allowance, self._filled = float(BURST), link.clock()
         self._sealed: Blob = memoryview(b"")  # memory for sealing
@@ -174,6 +179,13 @@ class Writing:
                 done.set_exception(Unavailable("The server is stopping."))
         return done
 
+    def discard(self, labels: Sequence[Label]) -> None:
+        """Deletes entries whose content is wrong, after what was offered. It is tried until it succeeds."""
+        if self._writes:
+            with self._changed:
+                self._queue.append(Offered(tuple(labels), erased=Future(), insists=True))
+                self._changed.notify()
+
     def answered(self) -> list[BlockId]:
         return [self._answers.popleft() for _ in range(len(self._answers))]
 
@@ -222,7 +234,7 @@ class Writing:
 
     def _next(self) -> list[Offered] | None:
         """The next objects, perhaps none; None when it is time to stop."""
-        busy = self._looked == -math.inf or (self._shortening is not None and self._link.breaker.closed)
+        busy = (self._looked == -math.inf or self._shortening is not None) and self._link.breaker.closed
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._ends is not None, 0.0 if busy else LOOK)
             if self._ends is not None and (not self._queue or time.monotonic() > self._ends):
@@ -235,12 +247,16 @@ class Writing:
         if now < self._looked + LOOK or not self._link.breaker.closed:
             return
         self._looked = now
+        with self._changed:
+            self._queue.extend(self._again)
+            self._again.clear()
         self._link.keys.refresh(writes=self._writes)
         if not self._writes:
             return
         if now >= self._said + EVERY:
             self._said = now
             publish(self._link.store, self._link.keys, self._card)
+            self._link.breaker.succeeded()
         if now >= self._swept + self._terms.look:
             self._swept = now
             own, everybody = self._terms.by_name(), self._terms.everybody
@@ -356,6 +372,8 @@ class Writing:
             except Exception as error:
                 if isinstance(error, StoreError):
                     link.failed(error.reason, error)
+                if one.insists:
+                    self._again.append(replace(one, erased=Future()))
                 one.erased.set_exception(Unavailable("The shared store did not answer."))
 
     def _write_notes(self, notes: Sequence[tuple[bytes, Note]]) -> None:
