@@ -455,7 +455,7 @@ PLANTED = (
     Planted(
         "a fleet leaves what is computed during a deletion",
         "serving/stored.py",
-        "            self._delete(list, owner, elsewhere)\n",
+        "            self._delete(list, lambda: elsewhere[0].owner, elsewhere)\n",
         "            pass\n",
     ),
     Planted(

@@ -703,7 +703,7 @@ def test_a_comparison_is_made_with_the_response_that_is_named(stage: Stage) -> N
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": UNKEPT, "strict": True}}}, "response_format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": UNKEPT, "strict": True}}}, "text.format"),
         ({"temperature": 3}, "temperature"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"max_output_tokens": -1}, "max_output_tokens"),

@@ -17,7 +17,7 @@ def test_what_is_saved_is_unknown_as_long_as_the_speed_is() -> None:
     """A server that had just started again said that 90 cached tokens of 100 had saved 0.0 s."""
     stats = Stats(lambda: 0.0)
     assert stats.view()["saved_seconds"] == 0.0
-    stats.record(WARM, 0.0)
+    stats.record(WARM, None)
     assert stats.view()["saved_seconds"] is None
     stats.record(WARM, 1.5)
     assert stats.view()["saved_seconds"] == 1.5

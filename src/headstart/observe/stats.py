@@ -61,15 +61,18 @@ class Stats:
         self._steps = [StatsStep()]
         self._total = StatsStep()
         self._prompt = self._completion = 0
+        self._known = False  # whether the speed of prefill was known at any request
         self._tiers: Counter[str] = Counter()
         self._recomputed: Counter[str] = Counter()
         self._latest: dict[str, deque[float]] = {"warm": deque(maxlen=LATEST), "cold": deque(maxlen=LATEST)}
         self._lock = threading.Lock()
 
-    def record(self, summary: Summary, saved: float) -> None:
-        """Counts a finished request. `saved`: see `StatsStep`."""
+    def record(self, summary: Summary, saved: float | None) -> None:
+        """Counts a finished request. `saved`: see `StatsStep`; None if the speed of prefill was not known."""
         warm, decoded = 2 * summary.cached >= summary.prompt, summary.decoded
-        one = StatsStep(1, summary.cached, summary.computed, saved, decoded=decoded, decode=summary.decode if decoded else 0.0)
+        one = StatsStep(
+            1, summary.cached, summary.computed, saved or 0.0, decoded=decoded, decode=summary.decode if decoded else 0.0
+        )
         if warm:
             one.warm, one.warms = summary.ttft, 1
         else:
@@ -77,6 +80,7 @@ class Stats:
         with self._lock:
             self._now().add(one)
             self._total.add(one)
+            self._known |= saved is not None
             self._prompt += summary.prompt
             self._completion += summary.completion
             self._tiers.update({"live": summary.live, **summary.tiers})
@@ -108,8 +112,8 @@ class Stats:
                 "computed": total.computed,
                 "completion": self._completion,
                 "tiers": dict(self._tiers),
-                # After a restart all may be cached, so that the speed of prefill is not known.
-                "saved_seconds": round(total.saved, 3) if total.saved or not total.cached else None,
+                # After a restart all may be cached: then nothing has shown the speed of prefill.
+                "saved_seconds": round(total.saved, 3) if self._known or not total.cached else None,
                 "recomputed": {cause: tokens for cause, tokens in self._recomputed.items() if tokens},
                 "ttft": {
                     "warm": {"requests": total.warms, "median": _median(self._latest["warm"])},
@@ -136,7 +140,7 @@ class TenantStats:
         self._of: OrderedDict[str, Stats] = OrderedDict()
         self._lock = threading.Lock()
 
-    def record(self, tenant: str, summary: Summary, saved: float) -> None:
+    def record(self, tenant: str, summary: Summary, saved: float | None) -> None:
         """Counts a finished request of a tenant."""
         with self._lock:
             stats = self._of.setdefault(tenant, Stats())

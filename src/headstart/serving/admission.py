@@ -177,8 +177,11 @@ class Admission:
         return True
 
     def _with_shared(self, job: Job, restored: Restored) -> dict[str, int]:
-        """The restored tokens of each tier. What the shared tier brought for this job was in memory for a moment only."""
-        came = job.fetched | job.pinned.brought.keys()
+        """The restored tokens of each tier. What the shared tier brought for this job was in memory for a moment only.
+
+        Unless it was evicted to the disk since, and has come from there.
+        """
+        came = (job.fetched | job.pinned.brought.keys()) - self._cache.prefetch.fetched
         if not came:
             return restored.tiers
         start, memory = restored.plan.start, self._cache.memory.name

@@ -6,51 +6,83 @@ Deletions of different owners do run side by side: a slow one delays nobody else
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TypeVar
 
+from headstart.errors import Unavailable
 from headstart.serving.portions import LongWork
 from headstart.serving.scheduler import Scheduler
 
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
+class DeletionTurn:
+    """The turn of one deletion. `owner`: whose entries it deletes, since it was asked for; None if that is not known."""
+
+    owner: bytes | None = None
+
+    def waits_for(self, other: DeletionTurn) -> bool:
+        """Whether both may delete the same."""
+        return self.owner is None or other.owner in (None, self.owner)
+
+
 class DeletionTurns:
-    """Thread-safe."""
+    """For the engine thread, except for `begin`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._under_way: list[tuple[bytes | None, Future[None]]] = []  # owners and ends; for the engine thread
+        self._under_way: list[DeletionTurn] = []
+        self._waiting: list[tuple[DeletionTurn, Callable[[], None], Callable[[], None]]] = []  # with what begins or refuses it
 
-    def begin(self, owner: bytes | None, deletion: LongWork[T], end: Future[None]) -> Future[T]:
-        """Carries out a deletion as soon as the earlier ones of its owner are over, also if nobody waits for its result.
+    def begin(self, turn: DeletionTurn, owner: Callable[[], bytes | None], deletion: LongWork[T]) -> Future[T]:
+        """Carries out a deletion as soon as the earlier ones of its owner are `over`, also if nobody waits for its result.
+
+        The result is Unavailable if the server stops before.
 
         Args:
-            owner: None for the operator, who may delete anybody's chains.
-            end: to be set by `over`.
+            owner: whose entries it deletes; called on the engine thread.
         """
         result: Future[T] = Future()
 
+        def begin() -> None:
+            self._scheduler.carry_out(deletion).add_done_callback(lambda done: _pass_on(done, result))
+
+        def refuse() -> None:
+            result.set_exception(Unavailable("The server is stopping."))
+
         def enter() -> None:
-            earlier = [one for whose, one in self._under_way if owner is None or whose in (None, owner)]
-            self._under_way.append((owner, end))
-
-            def go_on(_: object = None) -> None:
-                if all(one.done() for one in earlier):
-                    self._scheduler.carry_out(deletion).add_done_callback(lambda done: _pass_on(done, result))
-
-            for one in earlier:
-                one.add_done_callback(go_on)
-            if not earlier:
-                go_on()
+            turn.owner = owner()
+            self._waiting.append((turn, begin, refuse))
+            self._advance()
 
         self._scheduler.call(enter)
         return result
 
-    def over(self, end: Future[None]) -> None:
-        """A deletion has ended everywhere, or has failed. On the engine thread."""
-        self._under_way = [(owner, one) for owner, one in self._under_way if one is not end]
-        end.set_result(None)
+    def over(self, turn: DeletionTurn) -> None:
+        """A deletion that has begun has ended everywhere, or has failed."""
+        self._under_way = [one for one in self._under_way if one is not turn]
+        self._advance()
+
+    def _advance(self) -> None:
+        """Begins what need not wait any longer."""
+        asked, self._waiting = self._waiting, []
+        if not self._scheduler.alive:
+            for _, _, refuse in asked:
+                refuse()
+            return
+        begins, before = list[Callable[[], None]](), list(self._under_way)
+        for turn, begin, refuse in asked:
+            if any(turn.waits_for(one) for one in before):
+                self._waiting.append((turn, begin, refuse))
+            else:
+                self._under_way.append(turn)
+                begins.append(begin)
+            before.append(turn)
+        for begin in begins:
+            begin()
 
 
 def _pass_on(done: Future[T], result: Future[T]) -> None:

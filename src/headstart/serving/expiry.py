@@ -256,7 +256,9 @@ class Expiry:
     # ── entries, in pieces ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_read(self) -> None:
-        """Drops soon what nobody reads any more."""
+        """Drops soon what no tier reads any more."""
+        for key in self._read:
+            self._unpin(key)
         for key in [key for key, entry in self._read.items() if not entry.pins]:
             del self._read[key]
             self._to_drop.append(key)

@@ -181,6 +181,8 @@ class SharedFetch:
         """What a job fetches is of use only behind what is here."""
         memory = self._store.memory
         for entry in self._admission.restorable(job.chain):
+            if not self._store.usable(entry):
+                break
             if memory.name in entry.copies and entry.id not in job.pinned.here:
                 self._pin(entry, job.pinned, job.pinned.here)
 

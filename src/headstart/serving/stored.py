@@ -23,7 +23,7 @@ from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.quota import PIN_SHARE
 from headstart.serving.cache import Cache
-from headstart.serving.deletion_turns import DeletionTurns
+from headstart.serving.deletion_turns import DeletionTurn, DeletionTurns
 from headstart.serving.portions import LongWork, paced
 from headstart.serving.scheduler import Scheduler
 from headstart.tiers.disk import Label
@@ -230,7 +230,7 @@ class CachedChains:
         """
         parts = list[Deleted]()
         try:
-            parts.append(self._delete(lambda: self._own(key, owner), owner))
+            parts.append(self._delete(lambda: self._own(key, owner), lambda: self._owner(key, owner)))
         except NotFound:
             if not elsewhere:
                 raise
@@ -240,23 +240,27 @@ class CachedChains:
                 break
             for end in ends:
                 try:
-                    parts.append(self._delete(partial(self._own, end, owner), owner))
+                    parts.append(self._delete(partial(self._own, end, owner), partial(self._owner, end, owner)))
                 except NotFound:  # it has just gone, or belongs to another
                     continue
                 except Conflict as error:
                     if error.code != "continued":
                         raise
-            self._delete(list, owner, elsewhere)
+            self._delete(list, lambda: elsewhere[0].owner, elsewhere)
         if not parts:
             raise _no_chain()
         entries, tokens = sum(one.entries for one in parts), sum(one.tokens for one in parts)
         stretches = tuple(stretch for one in parts for stretch in one.stretches)
         return Deleted(entries, tokens, sum(one.disk_bytes for one in parts), stretches)
 
-    def _delete(self, find: Callable[[], list[Entry]], owner: bytes | None, absent: Sequence[DeletedStretch] = ()) -> Deleted:
-        """Deletes the entries that are found, the last one first, and what is known of others that are `absent` here."""
-        barred, expiry = self._cache.store.barred, self._scheduler.expiry
-        over: Future[None] = Future()
+    def _delete(
+        self, find: Callable[[], list[Entry]], owner: Callable[[], bytes | None], absent: Sequence[DeletedStretch] = ()
+    ) -> Deleted:
+        """Deletes the entries that are found, the last one first, and what is known of others that are `absent` here.
+
+        `owner`: whose they are, as far as it is known.
+        """
+        barred, expiry, turn = self._cache.store.barred, self._scheduler.expiry, DeletionTurn()
 
         def delete() -> LongWork[tuple[Deleted, set[BlockId], Future[int], Future[None]]]:
             keys = set[BlockId]()
@@ -283,7 +287,7 @@ class CachedChains:
                 return deleted, keys, self._cache.disk.erase(keys, whose), self._cache.shared.erase(labels)
             except BaseException:
                 barred.lift(keys)
-                self._turns.over(over)
+                self._turns.over(turn)
                 raise
 
         def end(keys: set[BlockId]) -> LongWork[None]:
@@ -292,11 +296,11 @@ class CachedChains:
                 self._cache.store.shared_offer.take_answers()  # of what the shared store was being sent
                 yield from expiry.delete_read()
                 expiry.deletion_ended()
-                barred.lift(keys)
             finally:
-                self._turns.over(over)
+                barred.lift(keys)
+                self._turns.over(turn)
 
-        begun = self._turns.begin(owner, delete(), over)
+        begun = self._turns.begin(turn, owner, delete())
 
         def end_later(_: object) -> None:
             if begun.exception() is None:
@@ -349,6 +353,11 @@ class CachedChains:
         if not self._cache.disk.listed or self._cache.disk.hides:
             raise Unavailable("The disk is still being read; try again soon.")
         yield from self._take_notices()
+
+    def _owner(self, key: BlockId, owner: bytes | None) -> bytes | None:
+        """Whose an entry is; the caller, if it is not there."""
+        entry = self._index.get(key)
+        return owner if entry is None or owner is not None else entry.owner
 
     def _own(self, key: BlockId, owner: bytes | None) -> list[Entry]:
         """What only this chain has, the last entry first. Raises NotFound and Conflict."""

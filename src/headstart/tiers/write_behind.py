@@ -134,6 +134,7 @@ class WriteBehind:
         self._watch = CatalogWatch(fingerprint, clock())
         self._tombstone = 0  # the number of the latest one that the engine thread obeys
         self._begun = False  # whether anything may have been stored
+        self._ended = False  # whether the thread does nothing more
         self._deletions: tuple[float, int] | None = None  # those of which all notices are in the queue
         self._listed = True  # whether the notices of all objects are in the queue; none are while the disk cannot be used
         self._untidied = False  # whether there are objects without a row, which the first tidying has still to find
@@ -217,21 +218,32 @@ class WriteBehind:
 
     def erase(self, keys: Collection[bytes], owner: bytes) -> Future[int]:
         def erase(disk: Disk) -> int:
-            self._expiring, self._looked = None, -math.inf
-            self._expire(disk, whole=True)  # what has expired may follow these, and names them
-            self._erased_now.update(keys)
+            going = {*keys, *self._expired_after(disk, keys)}
+            self._erased_now.update(going)
             before = disk.catalog.ages.own
             try:
-                gone = disk.erase(keys, owners=[owner])
+                gone = disk.erase(going, owners=[owner])
             finally:
                 self._watch.buried_here(disk.catalog.ages.own_tombstones)
             # Another process may have evicted some just before. Their ghosts are gone too, so no look would find that.
-            evicted = {key for key in keys if key in self._watch.known}
+            evicted = {key for key in going if key in self._watch.known}
             self._forget(evicted.union(row.label.key for row in gone), ObjectErased)
             self._watch.erased_here(disk.catalog.ages.own - before)
             return sum(row.allocated for row in gone)
 
         return self._ask(erase)
+
+    def _expired_after(self, disk: Disk, keys: Collection[bytes]) -> set[bytes]:
+        """What follows some objects and has expired. The engine thread may have forgotten it already, so it seems that nothing
+        follows; but its rows name its parent."""
+        found, above, now = set[bytes](), list(keys) if self._terms.shortest < math.inf else [], self._clock()
+        while above:
+            for key in disk.catalog.children(above.pop()).difference(keys, found):
+                row = disk.catalog.get(key)
+                if row is not None and not row.pinned and row.label.written <= self._terms.cut(row.label.owner, now):
+                    found.add(key)
+                    above.append(key)
+        return found
 
     def _ask(self, work: Callable[[Disk], T], *, after_writes: bool = False) -> Future[T]:
         """Lets the thread do something soon. The future raises Unavailable if the disk cannot be used.
@@ -258,6 +270,8 @@ class WriteBehind:
         else:
             self._asked.put(answer)
             self._queue.put(frozenset())  # wakes the thread
+        if self._ended:
+            self._refuse_asked()
         return done
 
     @property
@@ -379,13 +393,20 @@ class WriteBehind:
             self._to_delete |= discarded
             with self._lock:
                 self._unwanted -= discarded
-        while not self._queue.empty():
-            if callable(item := self._queue.get()):
-                item(None)
-        while not self._asked.empty():
-            self._asked.get()(None)
+        self._ended = True
+        self._refuse_asked()
         if self._disk is not None:
             _close(self._disk)
+
+    def _refuse_asked(self) -> None:
+        """Answers those that still wait for something when the thread has ended."""
+        with suppress(queue.Empty):
+            while True:
+                if callable(item := self._queue.get_nowait()):
+                    item(None)
+        with suppress(queue.Empty):
+            while True:
+                self._asked.get_nowait()(None)
 
     def _collect(self) -> tuple[list[Offer], frozenset[bytes], _Asked | None, bool]:
         """A batch of offered objects; keys to discard, or what to do, after it; and whether to stop.
@@ -535,7 +556,7 @@ class WriteBehind:
                     log.info("%s evicted: they need more than %s", evicted, OptionText(option("disk_budget")))
             else:
                 self._mended.update(found=len(piece.found), dropped=len(piece.dropped), evicted=len(piece.evicted))
-                self.counters["evicted"] += len(piece.evicted)
+                self.counters.update(["evicted"] * len(piece.evicted))
                 self._forget([*piece.dropped, *piece.evicted])
                 if not self._at_once:
                     break

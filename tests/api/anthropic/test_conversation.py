@@ -190,8 +190,11 @@ def test_how_much_is_thought(given: dict[str, Any], extra: dict[str, Any]) -> No
 
 def test_what_a_reply_must_be() -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
-    for given in ({"output_config": {"format": form}}, {"output_format": form}):
-        assert read(HI, **given).format == Format("json_schema", '{"type": "object"}', strict=True)
+    for given, param in (
+        ({"output_config": {"format": form}}, "output_config.format"),
+        ({"output_format": form}, "output_format"),
+    ):
+        assert read(HI, **given).format == Format("json_schema", '{"type": "object"}', strict=True, param=param)
     assert read(HI, output_config={"effort": "low"}).format is None
 
 

@@ -301,8 +301,10 @@ class CountTokensRequest(Body):
     @property
     def format(self) -> Format | None:
         """The format of the reply's text. `output_format` was the name of the field in a beta."""
-        given = (self.output_config.format if self.output_config is not None else None) or self.output_format
-        return Format("json_schema", json.dumps(given.json_schema), strict=True) if given is not None else None
+        given, param = self.output_config.format if self.output_config is not None else None, "output_config.format"
+        if given is None:
+            given, param = self.output_format, "output_format"
+        return None if given is None else Format("json_schema", json.dumps(given.json_schema), strict=True, param=param)
 
     @property
     def hours(self) -> int:

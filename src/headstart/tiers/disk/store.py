@@ -141,7 +141,8 @@ class Disk(Store):
 
     def measure(self) -> None:
         """Computes the budget again, because other programs may need the space. Raises OSError, sqlite3.Error."""
-        self._budget = min(self._given, (shutil.disk_usage(self.folder).free + self.catalog.used()) // 2)
+        objects = self.catalog.used() + sum(self._strange.values())
+        self._budget = min(self._given, (shutil.disk_usage(self.folder).free + objects) // 2)
 
     def _open_catalog(self, path: Path) -> Catalog:
         attempts = 0
@@ -372,6 +373,7 @@ class Disk(Store):
                     break
             for path, file in zip(temporary, new, strict=False):
                 os.replace(path, self.path(file.label.key))
+                self._strange.pop(file.label.key, None)
                 placed.append(file.label)
             if placed:
                 files.sync(self.objects)
@@ -593,6 +595,8 @@ class Disk(Store):
             self.catalog.remove([key])
             if not self._newer(key):
                 self._quarantine.take(self.path(key))
+            elif (stays := self._allocated(key)) is not None:
+                self._strange[key] = stays
         return None
 
     def _newer(self, key: bytes) -> bool:
