@@ -99,6 +99,7 @@ ALLOWED: dict[str, set[str]] = {
         "serving.request",
         "serving.runtime",
         "serving.scheduler",
+        "tiers.shared.address",
     },
     "fleet": {"interfaces", "fleet.router", "traces"},
     "hub": {"engines.machine", "engines.model_file", "engines.model_folder", "interfaces.engine", "memory_plan", "model_names"},
@@ -108,6 +109,7 @@ ALLOWED: dict[str, set[str]] = {
         *("api", "chat.tenancy", "chat.validation", "config", "engines.registry", "interfaces.engine", "library.headstart"),
         "observe",
         "serving.runtime",
+        "tiers.shared.address",
     },
     "api": {
         *("config", "model_names", "interfaces", "output", "prompt", "explain", "serving", "events", "chat", "observe", "web"),

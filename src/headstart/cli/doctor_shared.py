@@ -32,5 +32,5 @@ def examine_shared(settings: Settings, engine: Engine) -> tuple[bool, list[tuple
         differs = differences(engine.identity, card.identity)
         same = card.fingerprint == engine.fingerprint.hex()
         state = "shares its cache with this one" if same else f"cannot share: {'; '.join(differs) or 'its fingerprint differs'}"
-        lines.append((f"server {card.host}", as_flag(f"{card.model}: {state}")))
+        lines.append((f"server {card.host}", as_flag(f"{card.model}, which writes as {card.writer}: {state}")))
     return True, lines

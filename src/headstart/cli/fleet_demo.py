@@ -64,9 +64,12 @@ def demo(
 
     It takes about a minute and needs Ray: `pip install '.[fleet]'` in a clone of headstart.
     """
+    from headstart.engines import model_file
     from headstart.fleet.cluster.launch import check
 
     check()
+    if model == model_file.DEMO:
+        model_file.locate(model)  # before a store and a cluster are started
     with (
         tempfile.TemporaryDirectory(prefix="headstart-fleet-") as folder,
         _store(Path(folder)) as url,

@@ -164,7 +164,7 @@ def demo(
 @app.command()
 @takes_settings(
     *("model", "ctx", "slots", "threads", "gpu_layers", "kv_type", "chat_template", "lora", "llama_lib", "memory_budget"),
-    *("shared", "shared_key_file", "shared_encrypt"),
+    *("shared", "shared_key_file", "shared_encrypt", "shared_expire"),
 )
 def doctor(
     settings: Settings,

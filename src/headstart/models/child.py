@@ -28,7 +28,7 @@ from headstart.library.headstart import load
 from headstart.models import channel
 from headstart.models.channel import Commands, ProcessSetup, ReadyReport
 from headstart.models.passed import PassedKeys
-from headstart.observe import logs, tracebacks
+from headstart.observe import logs, redaction, tracebacks
 from headstart.observe.prefill import PrefillLog
 from headstart.serving.runtime import Runtime
 
@@ -111,6 +111,10 @@ def serve(setup: ProcessSetup, front: socket.socket) -> None:
     """Serves a model until the front ends it."""
     logs.configure(setup.log_format, fields={"model": setup.names[0]})
     tracebacks.install()
+    if setup.settings.shared is not None:
+        from headstart.tiers.shared.address import secrets
+
+        redaction.hide(secrets())
     reported = 0.0
 
     def report(share: float) -> None:

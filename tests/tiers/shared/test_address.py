@@ -65,6 +65,7 @@ def test_other_texts_are_refused_with_a_form(url: str) -> None:
         ("valkey://:hush@host", PASSWORD),
         ("rediss://me:hush@host:1", PASSWORD),
         ("s3://id:hush@bucket", "AWS"),
+        ("s3://bucket?endpoint=http://id:hush@host", "AWS"),
         ("ftp://id:hush@bucket", "AWS"),
     ],
 )

@@ -14,7 +14,8 @@ from headstart.fleet.front.hot import HotPrompts, HotStretch
 from headstart.fleet.front.prompts import PromptReader
 from headstart.fleet.model_card import ModelCard
 from headstart.fleet.replica.wire import decode
-from headstart.observe import logs
+from headstart.observe import logs, redaction
+from headstart.tiers.shared.address import secrets
 
 LOOK = 60.0
 """Most seconds between two looks at how long data may be kept: the file of keys can change it."""
@@ -25,6 +26,7 @@ class FrontProcess:
 
     def __init__(self, setup: FleetSetup) -> None:
         logs.configure(setup.log_format)
+        redaction.hide(secrets())
         self.reader = PromptReader(
             setup.settings, keys=setup.keys(), isolate=setup.isolate, keep_noise=setup.keep_noise, load=setup.tokenizer
         )

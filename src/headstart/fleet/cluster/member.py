@@ -43,11 +43,12 @@ from headstart.fleet.replica.wire import encode
 from headstart.fleet.router.reports import Speed
 from headstart.interfaces.generation import GenerationParams
 from headstart.model_names import model_names
-from headstart.observe import logs
+from headstart.observe import logs, redaction
 from headstart.observe.metrics import CONTENT_TYPE
 from headstart.serving.request import Event, Failed, Finished, Request
 from headstart.serving.runtime import Runtime
 from headstart.serving.scheduler import Outcome
+from headstart.tiers.shared.address import secrets
 
 STATUS, METRICS = "/headstart/fleet", "/headstart/fleet/metrics"
 """Routes that show what all replicas do."""
@@ -148,6 +149,7 @@ class Member:
         """Loads the model and begins to report to `fleet`. Raises what loading raises."""
         setup = self._setup
         logs.configure(setup.log_format)
+        redaction.hide(secrets())
         journal = Journal()
         self._runtime = await asyncio.to_thread(self._load, journal)
         self._runtime.observe(self._count)

@@ -94,6 +94,11 @@ def _s3(parts: SplitResult, given: dict[str, float]) -> SharedStore:
     options = dict(parse_qsl(parts.query))
     if not parts.netloc or "@" in parts.netloc or parts.fragment or not options.keys() <= {"endpoint", "region"}:
         raise ConfigError("that is no address in S3; write it like s3://BUCKET/PREFIX?endpoint=URL&region=NAME")
+    if "@" in urlsplit(options.get("endpoint", "")).netloc:
+        raise ConfigError(
+            "the endpoint of the shared store contains a user or password, which the process list shows to everybody; instead, "
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
     return S3SharedStore(parts.netloc, parts.path.strip("/"), options, **given)
 
 

@@ -166,7 +166,8 @@ class ValkeyStore(SharedStore):
         except StoreError as error:
             if error.reason != "auth":
                 raise
-            return said
+            unseen = "This user may not see how Valkey evicts (INFO)."
+            return [*said, f"{unseen} Make sure that maxmemory is set, and that maxmemory-policy is allkeys-lfu."]
         facts = info if isinstance(info, dict) else _facts(info)
         policy = str(facts.get("maxmemory_policy", ""))
         if not int(facts.get("maxmemory", 0)):
