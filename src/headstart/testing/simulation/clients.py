@@ -90,7 +90,7 @@ class Clients(SimulatedMachine):
                 self.files.stuck = min(self.files.stuck, self.files.now())
                 self.checks.lifetimes.jumped(event.size)
                 if event.size < 0:
-                    self.checks.erasures.clock_set_back()
+                    self.checks.erasures.clock_set_back(self.here.now)
             case "space":
                 self.faults.counts["little_space"] += 1
                 self.disk.free = event.size
@@ -334,10 +334,12 @@ class Clients(SimulatedMachine):
         """An owner has the answer that a chain is deleted, at this server and at others."""
         runtime, erasures = server.runtime, self.checks.erasures
         assert runtime is not None
-        for one in deletions:
-            erasures.answered(one)
         deletion = deletions[0]
         self.checks.pinned.deleted(deletion.blocks)
+        if min(one.began for one in deletions) <= erasures.set_back:  # the times of texts do not say which are later
+            return
+        for one in deletions:
+            erasures.answered(one)
         if self.programs or self.here.now < self._removed + HEARD:  # of what they did, a server hears later
             return
         if self.checks.shared is not None and (self.setup.apart or len(self.servers) == 1):

@@ -58,10 +58,12 @@ class Erasures:
 
     Attributes:
         returned: whether a deleted entry is there again through the shared store, by right.
+        set_back: when the clock was set back last, in virtual seconds.
     """
 
     def __init__(self, block_size: int, made: Mapping[BlockId, float]) -> None:
         self.returned: Callable[[BlockId, Deletion], bool] = lambda key, deletion: False
+        self.set_back = float("-inf")
         self._block_size = block_size
         self._made = made
         self._gone: dict[BlockId, Deletion] = {}
@@ -78,8 +80,9 @@ class Erasures:
         """Everything written up to a time is deleted, except what is spared."""
         self._swept.append((before, frozenset(spared)))
 
-    def clock_set_back(self) -> None:
-        """Times of later texts may be earlier than those of deleted ones."""
+    def clock_set_back(self, now: float) -> None:
+        """Times of later texts may be earlier than those of deleted ones. `now`: in virtual seconds."""
+        self.set_back = now
         self._gone.clear()
         self._swept.clear()
 
