@@ -6,16 +6,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from effort import examples
 from headstart.fleet.router.book import ARRIVES
 from headstart.fleet.router.chains import PromptChain
+from headstart.fleet.router.costs import Weights
 from headstart.fleet.router.curve import Curve
 from headstart.fleet.router.reports import BlockKey, Load, ReplicaReport, Speed, Tier
-from headstart.fleet.router.router import ASK_AGAIN, FleetRouter
+from headstart.fleet.router.router import ASK_AGAIN, TIE, FleetRouter
 
 NAMES = ("a", "b", "c")
 TIERS = tuple(tier for tier in Tier if tier is not Tier.COMING)
@@ -279,3 +280,83 @@ def test_a_model_with_state_continues_at_checkpoints_only() -> None:
     choice = router.choose("1", chain, 0.0)
     assert choice is not None
     assert (choice.replica, choice.reused) == ("b", 4 * 64)
+
+
+# ── the choice, beside one that looks at each replica and each block in turn ─────────────────────────────────────────
+
+SECONDS = st.floats(0.0, 5.0)
+LOADS = st.builds(
+    Load, st.lists(st.floats(0.01, 5.0), max_size=4).map(tuple), SECONDS, st.floats(0, 2), SECONDS, SECONDS, SECONDS, SECONDS
+)
+SPEEDS = st.builds(
+    Speed,
+    st.builds(Curve, st.floats(1e-4, 1e-2), st.floats(0.0, 1e-6)),
+    memory=st.floats(0.0, 1e-3),
+    disk=st.floats(0.0, 1e-2),
+    fetch=st.none() | st.floats(0.0, 1e-2),
+    round_trip=st.floats(0.0, 0.1),
+)
+HOLDS = st.dictionaries(st.sampled_from(TIERS), st.sets(st.sampled_from(KEYS)), max_size=len(TIERS))
+BLOCK = 64
+
+
+@dataclass(frozen=True)
+class KnownReplica:
+    """What a router has heard of a replica."""
+
+    load: Load
+    speed: Speed
+    holds: dict[Tier, set[BlockKey]]
+
+    def cheapest(self, key: BlockKey) -> Tier | None:
+        return next((tier for tier in TIERS if tier is not Tier.SHARED and key in self.holds.get(tier, ())), None)
+
+
+def expected(one: KnownReplica, fleet: list[KnownReplica], chain: PromptChain) -> tuple[float, float, int]:
+    """Cost, seconds to the first token, and tokens that are reused."""
+    shared = set[BlockKey]().union(*(each.holds.get(Tier.SHARED, ()) for each in fleet))
+    own, places = 0, list[Tier]()
+    for key in chain.keys:
+        if (place := one.cheapest(key)) is not None:
+            own += own == len(places)
+        elif key not in shared:
+            break
+        places.append(place if place is not None else Tier.SHARED)
+    speed, load = one.speed, one.load
+    alone, start, fetch = speed.prefill.seconds(own * BLOCK, chain.tokens), own, 0.0
+    compute, fetched = speed.prefill.seconds(len(places) * BLOCK, chain.tokens), places.count(Tier.SHARED) * BLOCK
+    if not fetched or (speed.fetch is not None):
+        seconds = fetched * (speed.fetch or 0.0) + (speed.round_trip + load.fetching) * bool(fetched)
+        if not fetched or compute + seconds < alone:
+            start, fetch, alone = len(places), seconds, compute
+    restore = places.count(Tier.MEMORY) * speed.memory + places.count(Tier.DISK) * speed.disk
+    work = alone + BLOCK * restore
+    total = sum(load.prefills) + load.queued
+    wait = min(sum(min(prompt, max(work, load.call / 2)) for prompt in load.prefills) + load.queued, total)
+    first = max(wait * (1 + load.drag), load.hold, fetch) + work * (1 + load.drag)
+    delay = min(sum(min(prompt, work) for prompt in load.prefills), total)
+    weights = Weights()
+    return first + (weights.work - 1) * (work + fetch) + weights.others * delay + load.crowd, first, start * BLOCK
+
+
+@given(st.lists(st.builds(KnownReplica, LOADS, SPEEDS, HOLDS), min_size=1, max_size=4), st.integers(0, len(KEYS)), st.data())
+@examples(200)
+def test_the_choice_is_the_cheapest_replica(fleet: list[KnownReplica], blocks: int, data: st.DataObject) -> None:
+    router = FleetRouter()
+    for number, one in enumerate(fleet):
+        added = {tier: sorted(keys) for tier, keys in one.holds.items()}
+        router.report(ReplicaReport(str(number), 0, 0, one.load, added, {}, dump=True, speed=one.speed), 0.0)
+    without = data.draw(st.sets(st.sampled_from(range(len(fleet)))))
+    chain = PromptChain(list(KEYS[:blocks]), BLOCK * blocks + 10, BLOCK)
+    estimate = router._board.estimate(router._holdings.reach(chain), chain.tokens, BLOCK, 0.0)
+    assert estimate.cost.tolist() == pytest.approx([expected(one, fleet, chain)[0] for one in fleet])
+    choice = router.choose("1", chain, 0.0, without={str(number) for number in without})
+    costs = {number: expected(one, fleet, chain) for number, one in enumerate(fleet) if number not in without}
+    if not costs:
+        assert choice is None
+        return
+    assert choice is not None
+    cost, first, reused = costs[int(choice.replica)]
+    best = min(found for found, _, _ in costs.values())
+    assert cost <= best + TIE * max(1.0, best) + 1e-6
+    assert (choice.first_token, choice.reused) == (pytest.approx(first), reused)

@@ -27,7 +27,7 @@ from headstart.fleet.router.reports import BlockKey, Load, ReplicaReport, Sequen
 
 ASK_AGAIN = 1.0
 """Seconds between two requests for a dump."""
-_TIE = 1e-3
+TIE = 1e-3
 """Costs that differ by less, as a share of the first token or in seconds, are equal."""
 
 
@@ -132,7 +132,7 @@ class FleetRouter:
         best = cost.min()
         if best == np.inf:
             return None
-        equal = np.flatnonzero(cost <= best + _TIE * max(1.0, best))
+        equal = np.flatnonzero(cost <= best + TIE * max(1.0, best))
         column = int(equal[np.lexsort((self._given[equal], estimate.queue[equal]))[0]])
         replica, start = self._at(column), int(estimate.start[column])
         seconds = float(estimate.work[column])
