@@ -92,8 +92,8 @@ PLANTED = (
     Planted(
         "a bad object keeps its row",
         "tiers/disk/store.py",
-        "            self.catalog.remove([key])\n            if not self._newer",
-        "            if not self._newer",
+        "            self.catalog.remove([key])\n        try:\n",
+        "            pass\n        try:\n",
     ),
     Planted(
         "a file goes before its row",

@@ -181,6 +181,27 @@ def test_an_object_of_a_later_version_is_left_where_it_is(tmp_path: Path) -> Non
     assert disk.path(wanted.key).read_bytes() == data
 
 
+def test_a_bad_object_that_cannot_be_moved_counts_in_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had lost its row, and the quarantine did not have it (seed 8800766 of the simulation)."""
+    disk = filled(tmp_path, 2)
+    data = bytearray(disk.path(label(1).key).read_bytes())
+    data[-1] ^= 1
+    disk.path(label(1).key).write_bytes(data)
+    before = disk._stored
+    with monkeypatch.context() as patch:
+
+        def full(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+        patch.setattr(os, "replace", full)
+        with pytest.raises(OSError, match="full"):
+            disk.quarantine(label(1).key)
+    assert (len(disk), disk._stored) == (2, before)
+    disk.quarantine(label(1).key)
+    assert len(list((tmp_path / "quarantine").iterdir())) == 1
+    assert (len(disk), disk._stored) == (1, before)
+
+
 def test_an_object_of_a_later_version_counts_in_the_budget(tmp_path: Path) -> None:
     """It had no row, so the folder could become larger than its budget (seed 8511178 of the simulation)."""
     disk, wanted = filled(tmp_path, 2), label(1, 0)

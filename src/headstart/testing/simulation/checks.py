@@ -20,6 +20,7 @@ from headstart.serving.listener import NoListener
 from headstart.serving.pinned_prefix import PinnedPrefix
 from headstart.serving.slots import Slot
 from headstart.testing.fake_engine import LOW
+from headstart.testing.simulation.disk import Inode
 from headstart.testing.simulation.engine import UNCHANGED, SimulatedEngine
 from headstart.testing.simulation.erasures import Erasures
 from headstart.testing.simulation.filesystem import ROOT, FileSystem
@@ -264,10 +265,27 @@ class Tenants:
         return self._sent[who] == 1
 
 
-def space(files: FileSystem, budget: int) -> None:
-    """The hard budget of the disk."""
+def space(files: FileSystem, budget: int, known: Collection[bytes]) -> None:
+    """The hard budget of the disk.
+
+    Args:
+        known: keys of objects without a row of which the server that writes knows. Of one that has just lost its row to another
+            process, because bit rot has made it look like one of a later version, it will know after its next clean-up.
+    """
     used = sum(files.disk.used(f"{ROOT}/{folder}") for folder in ("objects", "tmp", "quarantine"))
+    if used > budget - RESERVE:
+        objects = files.disk.names.get(f"{ROOT}/objects", {}).items()
+        used -= sum(file.allocated for name, file in objects if bytes.fromhex(name.split(".")[0]) not in known and _later(file))
     require(used <= budget - RESERVE, f"disk: {used} bytes, but {budget - RESERVE} may be used")
+
+
+def _later(file: Inode) -> bool:
+    """Whether an object says that a later version has written it."""
+    try:
+        format.decode(bytes(file.data[: format.header_size(bytes(file.data[:32]))]), len(file.data))
+    except FormatError as error:
+        return error.reason == "newer"
+    return False
 
 
 class Watch(NoListener):

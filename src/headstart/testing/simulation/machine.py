@@ -91,7 +91,9 @@ class SimulatedMachine:
         task = self.here.task
         try:
             if task is None or task.process not in self.programs:  # they evict nothing of what a power failure has brought back
-                checking.space(self.files, disk_budget(self.setup))
+                disks = [one.disk for one in self.servers if task is not None and one.process is task.process and one.runtime]
+                known = [one._disk._strange for one in disks if one is not None and one._disk is not None]
+                checking.space(self.files, disk_budget(self.setup), known[0] if known else ())
             self.checks.pinned.files(self.files)
         except Violation as error:  # a server would take it for an error of the disk
             self.violation = self.violation or error

@@ -592,12 +592,25 @@ class Disk(Store):
             row = self.catalog.get(key)
             if row is None or self._good(row):
                 return row
-            self.catalog.remove([key])
             if not self._newer(key):
-                self._quarantine.take(self.path(key))
-            elif (stays := self._allocated(key)) is not None:
+                self._put_aside(key, row)
+                return None
+            self.catalog.remove([key])
+            if (stays := self._allocated(key)) is not None:
                 self._strange[key] = stays
         return None
+
+    def _put_aside(self, key: bytes, row: Row | None) -> None:
+        """Moves an object into quarantine, and drops its row. One that cannot be moved keeps the row: it occupies space."""
+        if row is not None:  # first, because a crash may leave an object without a row, but no row without an object
+            self.catalog.remove([key])
+        try:
+            self._quarantine.take(self.path(key))
+        except OSError:
+            if row is not None and (size := self._allocated(key)) is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    self.catalog.add([(row.label, size)])
+            raise
 
     def _newer(self, key: bytes) -> bool:
         """Whether an object is of a later version. It must then stay as it is."""
@@ -765,9 +778,7 @@ class Disk(Store):
                 raise
             log.warning("not an object that can be used: %s (%s)", self.path(key).name, error)
             if not (isinstance(error, FormatError) and error.reason == "newer"):
-                if key in self:  # first, because a crash may leave an object without a row, but no row without an object
-                    self.catalog.remove([key])
-                self._quarantine.take(self.path(key))
+                self._put_aside(key, self.catalog.get(key))
             return None
         return label
 
