@@ -181,6 +181,31 @@ def test_an_object_of_a_later_version_is_left_where_it_is(tmp_path: Path) -> Non
     assert disk.path(wanted.key).read_bytes() == data
 
 
+def test_an_object_that_gets_no_row_and_cannot_be_deleted_counts_in_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalogue was full, and the folder did not let go of the file (seed 8900038 of the simulation)."""
+    disk = filled(tmp_path, 2)
+    before = disk._stored
+    with monkeypatch.context() as patch:
+
+        def refuses(error: Exception) -> Any:
+            def call(*_: Any, **__: Any) -> None:
+                raise error
+
+            return call
+
+        patch.setattr(disk.catalog, "add", refuses(sqlite3.OperationalError("full")))
+        patch.setattr(Path, "unlink", refuses(OSError(errno.EPERM, "not permitted")))
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            disk.write([(label(5), rows(5))])
+    assert len(disk) == 2
+    assert disk._stored > before
+    counted = disk._stored
+    disk.reconcile()
+    assert (len(disk), disk._stored) == (3, counted), "it is good, so it has a row then"
+
+
 def test_a_bad_object_that_cannot_be_moved_counts_in_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It had lost its row, and the quarantine did not have it (seed 8800766 of the simulation)."""
     disk = filled(tmp_path, 2)

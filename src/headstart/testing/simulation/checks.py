@@ -265,17 +265,19 @@ class Tenants:
         return self._sent[who] == 1
 
 
-def space(files: FileSystem, budget: int, known: Collection[bytes]) -> None:
+def space(files: FileSystem, budget: int, known: Collection[bytes], elsewhere: Collection[bytes]) -> None:
     """The hard budget of the disk.
 
     Args:
         known: keys of objects without a row of which the server that writes knows. Of one that has just lost its row to another
             process, because bit rot has made it look like one of a later version, it will know after its next clean-up.
+        elsewhere: those of which another server knows. So it will with them.
     """
     used = sum(files.disk.used(f"{ROOT}/{folder}") for folder in ("objects", "tmp", "quarantine"))
     if used > budget - RESERVE:
         objects = files.disk.names.get(f"{ROOT}/objects", {}).items()
-        used -= sum(file.allocated for name, file in objects if bytes.fromhex(name.split(".")[0]) not in known and _later(file))
+        strange = {bytes.fromhex(name.split(".")[0]): file for name, file in objects}
+        used -= sum(file.allocated for key, file in strange.items() if key not in known and (key in elsewhere or _later(file)))
     require(used <= budget - RESERVE, f"disk: {used} bytes, but {budget - RESERVE} may be used")
 
 

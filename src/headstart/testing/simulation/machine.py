@@ -91,9 +91,13 @@ class SimulatedMachine:
         task = self.here.task
         try:
             if task is None or task.process not in self.programs:  # they evict nothing of what a power failure has brought back
-                disks = [one.disk for one in self.servers if task is not None and one.process is task.process and one.runtime]
-                known = [one._disk._strange for one in disks if one is not None and one._disk is not None]
-                checking.space(self.files, disk_budget(self.setup), known[0] if known else ())
+                known, elsewhere = set[bytes](), set[bytes]()
+                for one in (server for server in self.servers if server.runtime is not None):
+                    if one.disk is not None and one.disk._disk is not None:
+                        (known if task is not None and one.process is task.process else elsewhere).update(
+                            one.disk._disk._strange
+                        )
+                checking.space(self.files, disk_budget(self.setup), known, elsewhere)
             self.checks.pinned.files(self.files)
         except Violation as error:  # a server would take it for an error of the disk
             self.violation = self.violation or error

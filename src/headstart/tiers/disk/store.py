@@ -124,7 +124,7 @@ class Disk(Store):
         self._quarantine = Quarantine(folder / "quarantine")
         self._serial = itertools.count()
         self._unseen = 0  # bytes kept free for objects without a row
-        self._strange = dict[bytes, int]()  # objects without a row, those of a later version, with the bytes that they occupy
+        self._strange = dict[bytes, int]()  # bytes of objects without a row: of a later version, or that could not be deleted
         with contextlib.ExitStack() as undo:
             self._lock = Lock(folder / "lock")
             undo.callback(self._lock.close)
@@ -382,12 +382,21 @@ class Disk(Store):
             for path in temporary:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError, sqlite3.Error):  # files without a row would not be counted
+            with contextlib.suppress(sqlite3.Error):
                 for label in placed:
                     if self.catalog.get(label.key) is None:
-                        self.path(label.key).unlink()
+                        self._take_back(label.key)
             raise
         return len(placed)
+
+    def _take_back(self, key: bytes) -> None:
+        """Deletes an object that has got no row. One that cannot be deleted counts nevertheless."""
+        try:
+            self.path(key).unlink()
+        except OSError:
+            with contextlib.suppress(OSError):
+                if (stays := self._allocated(key)) is not None:
+                    self._strange[key] = stays
 
     def _write_temporary(self, whole: Sealed) -> Path:
         path = self._temporary / f"{os.getpid()}-{next(self._serial)}{_SUFFIX}"
