@@ -94,9 +94,8 @@ class SimulatedMachine:
                 known, elsewhere = set[bytes](), set[bytes]()
                 for one in (server for server in self.servers if server.runtime is not None):
                     if one.disk is not None and one.disk._disk is not None:
-                        (known if task is not None and one.process is task.process else elsewhere).update(
-                            one.disk._disk._strange
-                        )
+                        whose = known if task is not None and one.process is task.process else elsewhere
+                        whose.update(one.disk._disk._strange)
                 checking.space(self.files, disk_budget(self.setup), known, elsewhere)
             self.checks.pinned.files(self.files)
         except Violation as error:  # a server would take it for an error of the disk
