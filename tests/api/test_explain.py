@@ -365,7 +365,7 @@ def test_only_ones_own_requests_are_explained(tenants: Server, opened: Server) -
         return server.http.get("/headstart/explain" + id, params=query, headers=by(tenant))
 
     assert last(tenants, "alice").json()["error"]["code"] == "request_not_found"
-    assert "found with the same one" in last(opened).json()["error"]["message"]
+    assert "only with the same cache_salt" in last(opened).json()["error"]["message"]
     alice = send(tenants, conversation(1) | {"cache_salt": "a"}, **by("alice")).headers["x-request-id"]
     assert last(tenants, "alice").json()["id"] == alice
     assert last(tenants, "alice", "/" + alice).json()["id"] == alice

@@ -75,7 +75,7 @@ async def _answer(request: HttpRequest, request_id: str | None, cache_salt: str,
     found = [one for one in (own, *await service.elsewhere.explain(tenant, salt, request_id)) if one is not None]
     if not found:
         which = f"request '{request_id[:200]}'" if request_id is not None else "request of yours"
-        why = "" if cache_salt else " One with a cache_salt is found with the same one."
+        why = "" if cache_salt else " A request with a cache_salt is found only with the same cache_salt."
         if runtime.settings.explain == "off":
             why = f" This server keeps none: it was started with {option('explain', 'off')}."
         raise NotFound(f"No {which} is among the latest ones.{why}", param="request_id", code="request_not_found")
