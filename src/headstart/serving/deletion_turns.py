@@ -1,8 +1,8 @@
 """Deletion turns: deletions of one owner are carried out one after the other.
 
 If two of a chain ran side by side, the second would find nothing and say so, while the disk or the shared store still has it.
-Deletions of different owners run side by side, so a slow one delays no other owner. A deletion whose owner is not known waits for
-all earlier ones, and all later ones wait for it.
+Deletions of different owners run side by side, so a slow one delays no other owner. A deletion whose owner is not known waits
+for all earlier ones, and all later ones wait for it.
 """
 
 from __future__ import annotations
