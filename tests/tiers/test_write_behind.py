@@ -232,6 +232,31 @@ def test_what_another_process_evicts_just_before_a_deletion_is_gone(tmp_path: Pa
             waited(tier, found, lambda found: ObjectErased(label(0).key) in found)
 
 
+def test_a_deletion_ends_when_nothing_offered_before_is_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for while the thread is in the middle of a round, before that one handles deletions (a disk that is slow)."""
+    reached, go_on, real = threading.Event(), threading.Event(), WriteBehind._expire
+
+    def expire(self: WriteBehind, *rest: Any, **options: Any) -> None:
+        reached.set()
+        assert go_on.wait(30)
+        real(self, *rest, **options)
+
+    found: list[Notice] = []
+    with opened(tmp_path) as tier:
+        wait_until(lambda: tier.listed, 30)
+        monkeypatch.setattr(WriteBehind, "_expire", expire)
+        assert reached.wait(30)
+        for number in range(3):
+            tier.offer(label(number), rows(number))
+        tier.discard([label(0).key, label(1).key])
+        erased = tier.erase([label(0).key, label(1).key], b"")
+        erased.add_done_callback(lambda _: found.extend(tier.notices()))
+        go_on.set()
+        assert erased.result(30) == 0
+        assert {one.label.key for one in found if isinstance(one, ObjectRefused)} == {label(0).key, label(1).key}
+    assert stored(tmp_path) == {label(2).key}
+
+
 def test_reading_tells_how_much(tmp_path: Path) -> None:
     disk = Disk(tmp_path, BIG)
     disk.write([(label(0), rows(0)), (state(0), rows(1, SIZE // 2)), (label(2), rows(2)), (label(3), rows(3, 0))])

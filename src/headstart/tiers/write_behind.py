@@ -231,7 +231,7 @@ class WriteBehind:
             self._watch.erased_here(disk.catalog.ages.own - before)
             return sum(row.allocated for row in gone)
 
-        return self._ask(erase)
+        return _when(self._ask(erase), self._ask(lambda disk: None, after_writes=True))
 
     def _expired_after(self, disk: Disk, keys: Collection[bytes]) -> set[bytes]:
         """What follows some objects and has expired. The engine thread may have forgotten it already, so it seems that nothing
@@ -714,6 +714,20 @@ class WriteBehind:
         self._notices.extend(map(ObjectGone, self._watch.lose_sight()))
         if disk is not None:
             _close(disk, damaged=damages(error))
+
+
+def _when(first: Future[T], second: Future[None]) -> Future[T]:
+    """The result of `first`, once `second` has ended too."""
+    both: Future[T] = Future()
+
+    def end(_: object) -> None:
+        if (error := first.exception()) is not None:
+            both.set_exception(error)
+        else:
+            both.set_result(first.result())
+
+    second.add_done_callback(lambda _: first.add_done_callback(end))
+    return both
 
 
 _Asked = Callable[[Disk | None], None]
