@@ -305,6 +305,11 @@ def _lose_reports(scene: Scene) -> str:
     return tag
 
 
+def _lose_all_reports(scene: Scene) -> str:
+    scene.fleet.lost.write_text(" ".join(str(one["pid"]) for one in scene.fleet.replicas().values()))
+    return ""
+
+
 def _kill_store(scene: Scene) -> str:
     scene.store.kill()
     return ""
@@ -324,11 +329,12 @@ PROXY_KILLED = Fault("proxy, the only one, `kill -9`", _kill_proxy)
 STORE_KILLED = Fault("store, `kill -9`, started after 5 s", _kill_store, lambda scene: scene.store.start(), 5.0)
 STORE_STOPPED = Fault("store, SIGSTOP for 5 s", _stop_store, lambda scene: scene.store.go_on(), 5.0)
 REPORTS_LOST = Fault("reports of a replica, lost for 8 s", _lose_reports, lambda scene: scene.fleet.lost.unlink(), 8.0)
+ALL_REPORTS_LOST = Fault("all reports, lost for 12 s", _lose_all_reports, lambda scene: scene.fleet.lost.unlink(), 12.0)
 REPLICAS_KILLED = Fault(
     "all replicas, `kill -9`; models load for 12 s", _kill_replicas, lambda scene: scene.fleet.loading.unlink(), 12.0
 )
 ONE_MACHINE = (
-    *(REPLICA_KILLED, REPLICAS_KILLED, REPORTS_LOST, STORE_KILLED, STORE_STOPPED),
+    *(REPLICA_KILLED, REPLICAS_KILLED, REPORTS_LOST, ALL_REPORTS_LOST, STORE_KILLED, STORE_STOPPED),
     *(FRONT_KILLED, CONTROLLER_KILLED, PROXY_KILLED),
 )
 

@@ -30,7 +30,7 @@ class RunningFleet:
 
     Attributes:
         log: what they wrote.
-        lost: while this file has the number of a replica's process, its reports do not arrive.
+        lost: while this file has the number of a replica's process, the replica's reports do not arrive.
         loading: while this file exists, no new replica is ready.
         fronts: their number.
     """

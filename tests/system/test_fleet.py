@@ -287,7 +287,8 @@ def test_ray_processes_that_are_killed_come_back(fleet: RunningFleet, name: str)
 def test_faults_of_one_machine(tmp_path: Path, direct: bool) -> None:
     """No answer is wrong, no request hangs, and good answers follow."""
     with faults.scene(tmp_path, direct=direct) as scene:
-        for fault in (faults.REPORTS_LOST, faults.STORE_KILLED, faults.STORE_STOPPED, faults.PROXY_KILLED):
+        reports, store = (faults.REPORTS_LOST, faults.ALL_REPORTS_LOST), (faults.STORE_KILLED, faults.STORE_STOPPED)
+        for fault in (*reports, *store, faults.PROXY_KILLED):
             seen = faults.trouble(scene, fault)
             assert (seen.wrong, seen.hung) == (0, 0), (fault.name, seen)
             assert seen.next_good is not None, (fault.name, seen)

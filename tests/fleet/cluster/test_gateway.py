@@ -184,6 +184,14 @@ def test_replicas_that_ray_stops_get_no_requests(monkeypatch: pytest.MonkeyPatch
     assert set(fleet.asked) == {"b"}
 
 
+def test_replicas_that_run_get_requests_though_none_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(a=[ActorDiedError()], b=[START, body(b"hello")])
+    for name in "ab":
+        fleet.front.leave(name)
+    monkeypatch.setattr(running.Running, "names", frozenset({"a", "b"}))
+    assert {fleet.post().text for _ in range(8)} == {"hello"}
+
+
 def test_no_replica_runs_though_all_have_reported_lately(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(a=[START, body(b"hello")])
     monkeypatch.setattr(running.Running, "names", frozenset())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from starlette.datastructures import Headers
 
+from headstart.fleet.front.affinity import replica_tag
 from headstart.fleet.front.front import SILENT, Front
 from headstart.fleet.model_card import ModelCard
 from headstart.fleet.router.chains import PromptChain, chain_of
@@ -59,9 +60,15 @@ class Fleet:
         return chain
 
     def route(
-        self, body: bytes, path: str = "/v1/chat/completions", *, id: str = "r", without: Sequence[str] = ()
+        self,
+        body: bytes,
+        path: str = "/v1/chat/completions",
+        *,
+        id: str = "r",
+        running: Sequence[str] | None = None,
+        without: Sequence[str] = (),
     ) -> str | None:
-        chosen = asyncio.run(self.front.route(path, Headers({"x-request-id": id}), body, without=without))
+        chosen = asyncio.run(self.front.route(path, Headers({"x-request-id": id}), body, running=running, without=without))
         return None if chosen is None else chosen.replica
 
 
@@ -88,6 +95,34 @@ def test_a_prompt_that_cannot_be_read_goes_where_the_wait_is_least(fleet: Fleet)
 
 def test_nobody_reports(fleet: Fleet) -> None:
     assert fleet.route(PROMPT) is None
+
+
+def test_a_replica_that_stops_gets_no_requests(fleet: Fleet) -> None:
+    fleet.report("a", [PROMPT])
+    fleet.report("b")
+    assert fleet.route(PROMPT, running=["b"]) == "b"
+    assert fleet.route(PROMPT, running=[]) is None
+
+
+def test_without_reports_each_replica_that_runs_gets_requests(fleet: Fleet) -> None:
+    assert {fleet.route(PROMPT, running=["a", "b"]) for _ in range(64)} == {"a", "b"}
+    for name in "ab":
+        fleet.report(name, [PROMPT] if name == "a" else [])
+    assert {fleet.route(PROMPT, running=["a", "b"]) for _ in range(8)} == {"a"}
+    fleet.clock.now = SILENT + 0.1
+    assert {fleet.route(PROMPT, running=["a", "b"]) for _ in range(64)} == {"a", "b"}
+    assert fleet.route(PROMPT, running=["a", "b"], without=["a"]) == "b"
+    assert fleet.route(PROMPT, running=["a", "b"], without=["a", "b"]) is None
+
+
+def test_without_reports_a_stored_response_is_still_found(fleet: Fleet) -> None:
+    path = f"/v1/responses/resp_{replica_tag('b')}{'0' * 24}"
+    assert {fleet.route(b"", path, running=["a", "b"]) for _ in range(8)} == {"b"}
+
+
+def test_one_replica_that_reports_is_preferred_to_a_silent_one(fleet: Fleet) -> None:
+    fleet.report("a")
+    assert {fleet.route(PROMPT, running=["a", "b"]) for _ in range(16)} == {"a"}
 
 
 def test_a_silent_replica_gets_no_requests(fleet: Fleet) -> None:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from headstart.fleet.cluster.booked import BOOKING
 from headstart.fleet.cluster.fronting import FrontProcess
-from headstart.fleet.cluster.running import stopping, watch
+from headstart.fleet.cluster.running import Running, watch
 from headstart.fleet.cluster.setup import FleetSetup
 from headstart.fleet.cluster.starting import reasoned
 from headstart.fleet.front.hot import HotStretch
@@ -56,8 +56,8 @@ class DirectFront:
         if "x-body-truncated" in request.headers:
             body = b""
         front, headers = self._process.front, request.headers
-        chosen = await front.route("", headers, body, without=stopping(front.replicas))
+        chosen = await front.route("", headers, body, running=Running.names)
         if chosen is None:
-            return JSONResponse({"detail": "no replica reports"}, 503)
+            return JSONResponse({"detail": "no replica runs"}, 503)
         answer = {"host": "", "port": 0, "replica_id": chosen.replica, "request_headers": {BOOKING: chosen.booking}}
         return JSONResponse(answer)

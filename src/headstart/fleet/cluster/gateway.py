@@ -30,7 +30,7 @@ from headstart.fleet.cluster import bridge
 from headstart.fleet.cluster.booked import BOOKING
 from headstart.fleet.cluster.fronting import FrontProcess
 from headstart.fleet.cluster.named_replica import ARGUMENT
-from headstart.fleet.cluster.running import stopping
+from headstart.fleet.cluster.running import Running
 from headstart.fleet.cluster.setup import FleetSetup
 from headstart.fleet.cluster.starting import reasoned
 from headstart.fleet.front.front import Front
@@ -110,7 +110,7 @@ class GatewayApp:
         front, path, headers = self._front, scope["path"], MutableHeaders(scope=scope)
         tried: set[str] = set()
         for _ in range(TRIES):
-            chosen = await front.route(path, headers, body, without=tried | stopping(front.replicas))
+            chosen = await front.route(path, headers, body, running=Running.names, without=tried)
             if chosen is None:
                 break
             begun, replica = False, chosen.replica

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import ClassVar
 
@@ -25,11 +24,6 @@ class Running:
     """`names`: of the replicas that Ray sends requests to, without those that stop. None before Ray has named any."""
 
     names: ClassVar[frozenset[str] | None] = None
-
-
-def stopping(reporting: Iterable[str]) -> set[str]:
-    """Those of the replicas that report to which Ray sends no more requests: they stop, or are dead."""
-    return set() if Running.names is None else {*reporting} - Running.names
 
 
 async def watch() -> None:

@@ -4,7 +4,7 @@
                           └──▶ the name of the replica that should serve it, and the booking there
 
 Each front keeps its own state, and all of it is soft. A front that has just started routes by the least wait, and asks each
-replica that reports for a dump.
+replica that reports for a dump. A front that no report reaches chooses at random among the replicas that the cluster says run.
 
 Use it on one event loop. Reading a prompt takes milliseconds, so it runs on threads.
 """
@@ -41,10 +41,9 @@ class ChainReader(Protocol):
 
 @dataclass(slots=True)
 class HeardReplica:
-    """A replica that reports: its model, its tag, and when it reported last."""
+    """A replica that reports: its model, and when it reported last."""
 
     card: ModelCard
-    tag: str
     at: float
 
 
@@ -85,7 +84,7 @@ class Front:
     def report(self, report: ReplicaReport, card: ModelCard) -> bool:
         """Takes a report. True if the replica must send a dump."""
         now, name = self._clock(), report.replica
-        self._heard[name] = HeardReplica(card, replica_tag(name), now)
+        self._heard[name] = HeardReplica(card, now)
         return self._router.report(report, now)
 
     def leave(self, replica: str) -> None:
@@ -93,18 +92,29 @@ class Front:
         self._router.leave(replica)
         self._heard.pop(replica, None)
 
-    async def route(self, path: str, headers: Headers, body: bytes, *, without: Collection[str] = ()) -> BookedReplica | None:
+    async def route(
+        self,
+        path: str,
+        headers: Headers,
+        body: bytes,
+        *,
+        running: Collection[str] | None = None,
+        without: Collection[str] = (),
+    ) -> BookedReplica | None:
         """Chooses a replica and books the request there. None if there is none.
 
         Args:
             path: "" if the caller knows the body only.
+            running: replicas to which the cluster sends requests; None if that is not known. No others are chosen.
             without: replicas that must not be chosen: they refused this request, or died.
         """
         self._sweep()
         booking = uuid.uuid4().hex  # not the request's id: clients may send the same one twice
         tag = await asyncio.to_thread(wanted_tag, path, body)
-        owner = next((name for name, one in self._heard.items() if one.tag == tag), None)
-        if owner is not None and owner not in without:  # what the request names is in that replica's memory
+        reporting = {name for name in self._heard if name not in without and (running is None or name in running)}
+        silent = {*(running or ())}.difference(without, reporting)
+        owner = next((name for name in reporting or silent if replica_tag(name) == tag), None)
+        if owner is not None:  # what the request names is in that replica's memory
             self._router.choose(booking, UNREAD, self._clock(), without=self._heard.keys() - {owner})
             return BookedReplica(owner, booking)
         card = self._card()
@@ -113,8 +123,13 @@ class Front:
             chain = await asyncio.to_thread(self._reader.chain, card, path, headers, body)
             if self._hot is not None and chain is not None and chain.source is not None:
                 self._hot.asked(card.fingerprint, chain.source, self._clock())
-        chosen = self._router.choose(booking, chain or UNREAD, self._clock(), without=without)
-        return None if chosen is None else BookedReplica(chosen.replica, booking)
+        chosen = self._router.choose(booking, chain or UNREAD, self._clock(), without=self._heard.keys() - reporting)
+        if chosen is not None:
+            return BookedReplica(chosen.replica, booking)
+        if not silent:
+            return None
+        # Reports are lost, or the first ones have not come yet. The id is random, so these requests spread.
+        return BookedReplica(sorted(silent)[int(booking, 16) % len(silent)], booking)
 
     def close(self, booking: str) -> None:
         """A request is over, or did not reach its replica."""
