@@ -285,7 +285,8 @@ def show_loaded():
     print(*{name.split(".")[0] for name in sys.modules}, *(name for name in sys.modules if name.startswith("headstart.")))
 
 show_loaded()
-import headstart.cli.doctor, headstart.cli.server, headstart.engines.llama, headstart.hub.finders, headstart.models.serve
+import headstart.cli.doctor, headstart.cli.main, headstart.cli.server
+import headstart.engines.llama, headstart.hub.finders, headstart.models.serve
 from headstart.engines import registry
 from headstart.engines.options import EngineOptions
 
@@ -306,6 +307,13 @@ def test_a_server_of_a_gguf_file_loads_no_other_engine(loaded: tuple[set[str], s
     _, found = loaded
     assert {"headstart.engines.llama.engine", "headstart.engines.registry", "headstart.api.app", "fastapi"} <= found
     assert not found & {"mlx", "mlx_lm", "tokenizers", "safetensors", "transformers", "headstart.engines.mlx"}
+
+
+def test_on_one_machine_nothing_of_a_fleet_is_loaded(loaded: tuple[set[str], set[str]]) -> None:
+    _, found = loaded
+    assert "headstart.cli.main" in found
+    of_a_fleet = ("headstart.fleet", "headstart.cli.fleet", "headstart.tiers.shared.")
+    assert not [name for name in found if name.startswith(of_a_fleet)]
 
 
 def test_the_library_loads_no_http(loaded: tuple[set[str], set[str]]) -> None:

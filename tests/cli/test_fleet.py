@@ -10,10 +10,14 @@ from socket import socket
 import numpy as np
 import pytest
 
+from headstart.api.auth import Keys
 from headstart.cli.main import main
+from headstart.tiers.shared.address import open_store
 from headstart.tiers.shared.folder import FolderStore
 from headstart.tiers.shared.keys import FleetKeys
 from headstart.tiers.shared.names import ObjectNames
+from live import serving
+from sharing import chat, start, stored
 
 Run = Callable[..., str]
 NAMES = ObjectNames(b"n" * 32)
@@ -22,6 +26,7 @@ NAMES = ObjectNames(b"n" * 32)
 @pytest.fixture
 def fleet(capsys: pytest.CaptureFixture[str]) -> Run:
     def run(*arguments: str, code: int = 0) -> str:
+        capsys.readouterr()  # the log of a server in this process
         with pytest.raises(SystemExit) as end:
             main(["fleet", *arguments])
         captured = capsys.readouterr()
@@ -123,3 +128,74 @@ def test_without_a_fleet_its_status_names_the_command_that_starts_one(fleet: Run
         unused.bind(("127.0.0.1", 0))
         said = fleet("status", "--port", str(unused.getsockname()[1]), code=2)
     assert "start one with `headstart fleet MODEL`" in said
+
+
+@pytest.mark.parametrize("encrypt", [False, True], ids=["readable", "encrypted"])
+def test_a_tenant_is_listed_and_deleted_by_its_name(fleet: Run, tmp_path: Path, key_file: Path, encrypt: bool) -> None:
+    (keys := tmp_path / "keys.txt").write_text("anna = sk-1\nberta = sk-2\nsk-3\n")
+    keys.chmod(0o600)
+    (folder := tmp_path / "store").mkdir()
+    url, secret = folder.as_uri(), ["--shared-key-file", str(key_file)]
+    runtime = start(url, key_file, shared_encrypt=encrypt)
+    with serving(runtime, api_keys=Keys(file=keys)) as server:
+        for key in ("sk-1", "sk-2", "sk-2", "sk-3"):
+            body = {"messages": chat(f"I am the one with {key}"), "max_tokens": 2}
+            server.post("/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}).raise_for_status()
+        stored(runtime)
+
+        def owners(*options: str) -> dict[str, int]:
+            return {
+                one["tenant"]: one["objects"] for one in json.loads(fleet("ls", url, "--json", *options)) if "tenant" in one
+            }
+
+        assert owners() == {}
+        assert owners(*secret).keys() == {"the servers' records"}
+        every = owners(*secret, "--api-key-file", str(keys))
+        assert every.keys() == {"the servers' records", "anna", "berta", "unnamed key 1"}
+        assert owners(*secret, "--tenant", "anna") == {"anna": every["anna"]}
+        assert f"   anna, {runtime.engine.facts.name}\n" in fleet("ls", url, *secret, "--tenant", "anna")
+
+        assert fleet("rm", url, *secret, "--tenant", "anna") == f"deleted {every['anna']} objects\n"
+        del every["anna"]
+        assert owners(*secret, "--api-key-file", str(keys)) == every
+        assert "nothing of 'anna'" in fleet("rm", url, *secret, "--tenant", "anna", code=2)
+        assert "nothing of 'berta'" in fleet("rm", url, *secret, "--tenant", "berta", "--user", "bo", code=2)
+        assert owners(*secret, "--api-key-file", str(keys)) == every
+
+
+def test_a_user_of_a_tenant_is_deleted_alone(fleet: Run, tmp_path: Path, key_file: Path) -> None:
+    (folder := tmp_path / "store").mkdir()
+    url, secret = folder.as_uri(), ["--shared-key-file", str(key_file)]
+    (keys := tmp_path / "keys.txt").write_text("anna = sk-1\n")
+    keys.chmod(0o600)
+    runtime = start(url, key_file)
+    with serving(runtime, api_keys=Keys(file=keys), isolate="user") as server:
+        for user in ({"user": "bo"}, {"user": "cy"}, {}):
+            body = {"messages": chat("Who am I?"), "max_tokens": 2, **user}
+            server.post("/v1/chat/completions", json=body, headers={"authorization": "Bearer sk-1"}).raise_for_status()
+        stored(runtime)
+
+        def left() -> int:
+            return sum("/kv/" in one.name for one in open_store(url).objects())
+
+        before = left()
+        assert fleet("rm", url, *secret, "--tenant", "anna", "--user", "bo") == f"deleted {before // 3} objects\n"
+        assert left() == before * 2 // 3
+        assert fleet("rm", url, *secret, "--tenant", "anna") == f"deleted {before // 3} objects\n"
+        assert left() == before // 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--tenant", "anna"), "--shared-key-file"),
+        (("all", "--tenant", "anna"), "headstart fleet ls"),
+        ((), "headstart fleet ls"),
+        (("all", "--user", "bo"), "--tenant"),
+    ],
+)
+def test_what_is_missing_to_delete_a_tenant_is_said(
+    fleet: Run, store: FolderStore, options: tuple[str, ...], said: str
+) -> None:
+    assert said in fleet("rm", store.url, *options, code=2)
+    assert len(list(store.objects())) == 4

@@ -16,7 +16,6 @@ from typer.exceptions import TyperException
 
 from headstart.cli import cache as cli_cache
 from headstart.cli import explain as cli_explain
-from headstart.cli import fleet as cli_fleet
 from headstart.cli import foreign as cli_foreign
 from headstart.cli import install_gpu as cli_install_gpu
 from headstart.cli import models as cli_models
@@ -25,6 +24,7 @@ from headstart.cli import pull as cli_pull
 from headstart.cli import replay as cli_replay
 from headstart.cli import stats as cli_stats
 from headstart.cli.completion import complete_installation, completing, take_line, whole_words, words
+from headstart.cli.deferred import DeferredGroup
 from headstart.cli.network import AccessOptions, ListenOptions, OperationOptions, network_of
 from headstart.cli.options import SERVED, ModelOption, takes, takes_settings
 from headstart.cli.several import SeveralOptions, several_models
@@ -71,6 +71,13 @@ WARM_EPILOG = """
 
 ROLES = ("system", "user")
 """What a text to warm can be."""
+
+
+class FleetCommands(DeferredGroup):
+    """`headstart fleet`: on one machine it costs nothing."""
+
+    module = "headstart.cli.fleet"
+
 
 app = typer.Typer(
     name="headstart",
@@ -233,7 +240,9 @@ def warm(
 
 
 app.add_typer(cli_cache.app)
-app.add_typer(cli_fleet.app)
+app.add_typer(
+    typer.Typer(name="fleet", cls=FleetCommands, help="Serves a model with several replicas, on one machine or many.")
+)
 app.command(epilog=cli_pull.EPILOG)(cli_pull.pull)
 app.command()(cli_models.models)
 app.command("rm")(cli_models.remove)

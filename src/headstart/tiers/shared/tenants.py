@@ -1,0 +1,56 @@
+"""Tenants of a store: which owner, as names show it, is a tenant with a model.
+
+An owner's name in a store is a keyed hash of the owner, which is a hash of the model's fingerprint and of the tenant. So it can
+be computed from the fleet key, and not be read. The fingerprints come from the cards of servers (`servers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headstart.prefix_cache.blocks import root_id
+from headstart.prefix_cache.quota import owner_of
+from headstart.tiers.shared.data_keys import DataKeys
+from headstart.tiers.shared.keys import FleetKeys, OwnerKeys, TagKeys
+from headstart.tiers.shared.servers import OWNER, ServerCard, cards
+from headstart.tiers.shared.store import SharedStore
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTenant:
+    """Who an owner is. `model`: its name; "" for the records of the servers, which belong to no tenant."""
+
+    tenant: str
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.tenant}, {self.model}" if self.model else self.tenant
+
+
+SERVERS = FleetTenant("the servers' records", "")
+
+
+def tenants(store: SharedStore, fleet: FleetKeys, salts: Mapping[str, str]) -> dict[str, FleetTenant]:
+    """The owners of tenants, as hexadecimal digits in names, with each model that a server of the last minutes serves.
+
+    Args:
+        salts: of each tenant, by what people call it (`chat/tenancy`).
+
+    Raises StoreError.
+    """
+    found = dict[str, FleetTenant]()
+    for keys in (TagKeys(fleet), DataKeys(store, fleet)):  # one fleet may have changed from one to the other
+        found[_owner(keys, OWNER)] = SERVERS
+        for card in cards(store, keys):
+            for tenant, salt in salts.items():
+                found[_owner(keys, _bytes(card, salt))] = FleetTenant(tenant, card.model)
+    return found
+
+
+def _bytes(card: ServerCard, salt: str) -> bytes:
+    return owner_of(root_id(bytes.fromhex(card.fingerprint), salt))
+
+
+def _owner(keys: OwnerKeys, owner: bytes) -> str:
+    return keys.names.prefix(owner).split("/")[1]
