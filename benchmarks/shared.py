@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from benchmarks.workloads import text
 from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.quota import owner_of
+from headstart.tiers.shared.address import open_store
 from headstart.tiers.shared.keys import FleetKeys, TagKeys
 from headstart.tiers.shared.servers import ServerCard
 from headstart.tiers.shared.terms import SharedTerms
@@ -225,11 +226,16 @@ def metric(client: Client, name: str, tier: str = "") -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name) and (not tier or f'"{tier}"' in line))
 
 
+def computed(clients: list[Client], kv_bytes_per_token: int) -> float:
+    """Bytes of KV that these servers have computed."""
+    kinds = ("computed", "settled")
+    return kv_bytes_per_token * sum(metric(client, f"headstart:{kind}_tokens_total") for client in clients for kind in kinds)
+
+
 def written(clients: list[Client], kv_bytes_per_token: int) -> float:
     """Bytes that these servers have written to their store, for each byte that they have computed."""
     saved = sum(metric(client, "headstart:store_saved_bytes_total", "shared") for client in clients)
-    tokens = sum(metric(client, f"headstart:{kind}_tokens_total") for client in clients for kind in ("computed", "settled"))
-    return saved / (tokens * kv_bytes_per_token)
+    return saved / computed(clients, kv_bytes_per_token)
 
 
 def conversations(client: Client, number: int) -> None:
@@ -263,6 +269,10 @@ def on_s3(setup: Setup, key_file: Path, found: Series, rounds: int, kv: int) -> 
                 time.sleep(PAUSE)
                 moved = other.chat(after(chat, first, "s3 again"), REPLY)
                 add(found, "S3: tokens computed of a conversation that moves after its second turn", moved.computed)
+                bytes_computed = computed([client, other], kv)
+            with closing(open_store(store.url(), 60.0)) as left:
+                bytes_there = sum(one.size for one in left.objects() if "/kv/" in one.name or "/state/" in one.name)
+            add(found, "S3: bytes in the store / computed, after both servers have stopped", bytes_there / bytes_computed)
         finally:
             store.kill()
 
