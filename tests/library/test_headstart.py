@@ -497,6 +497,7 @@ def test_a_grammar_works_for_asyncio(hs: headstart.Headstart) -> None:
         ({"json_schema": "text"}, "json_schema", ""),
         ({"regex": "("}, "regex", "unclosed group"),
         ({"regex": ""}, "regex", "at least 1 character"),
+        ({"stop": ""}, "stop", "Invalid 'stop': String should have at least 1 character."),
         ({"grammar": "start: x"}, "grammar", "x"),
         ({"regex": "a", "grammar": "start: /a/"}, "regex", "'grammar' already sets"),
     ],

@@ -22,7 +22,9 @@ class Strict(BaseModel):
 def condense(error: ValidationError, value: Any) -> InvalidRequest:
     """All errors of the most deeply nested invalid field, as one sentence."""
     faults: dict[tuple[str | int, ...], list[str]] = {}
-    for fault in error.errors(include_url=False, include_input=False, include_context=False):
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    # Of a text or a list of texts, a bad text is also said to be no list, in words of Python's.
+    for fault in [fault for fault in found if fault["type"] != "sequence_str"] or found:
         faults.setdefault(_path(fault["loc"], value, fault["type"]), []).append(fault["msg"])
     path, messages = max(faults.items(), key=lambda item: len(item[0]))
     texts = [message.rstrip(".").replace(" after validation", "") for message in dict.fromkeys(messages)]
