@@ -18,7 +18,7 @@ def card(host: str, **identity: str) -> ServerCard:
 
 
 def test_cards_are_seen_by_servers_with_the_same_keys_only(tmp_path: Path) -> None:
-    store, keys = FolderStore(tmp_path), TagKeys(FleetKeys.generate())
+    store, keys = FolderStore(tmp_path, 30.0), TagKeys(FleetKeys.generate())
     for host in ("two", "one", "two"):
         publish(store, keys, card(host, kv_type="f16"))
     assert cards(store, keys) == [card("one", kv_type="f16"), card("two", kv_type="f16")]
@@ -26,7 +26,7 @@ def test_cards_are_seen_by_servers_with_the_same_keys_only(tmp_path: Path) -> No
 
 
 def test_a_bad_card_is_left_out(tmp_path: Path) -> None:
-    store, keys = FolderStore(tmp_path), TagKeys(FleetKeys.generate())
+    store, keys = FolderStore(tmp_path, 30.0), TagKeys(FleetKeys.generate())
     publish(store, keys, card("one"))
     (path,) = [path for path in tmp_path.rglob("*") if path.is_file()]
     path.write_bytes(path.read_bytes()[:-1] + b"!")
