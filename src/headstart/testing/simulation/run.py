@@ -30,6 +30,8 @@ from headstart.tiers.shared.tier import StoreTier
 SHARED_MEMORY = Path("/dev/shm")
 OVER = 3600.0
 """Virtual seconds after which a history must be over."""
+EVICTED = 1.0
+"""Virtual seconds in which an eviction that has begun is over."""
 
 
 @dataclass
@@ -152,7 +154,9 @@ class HistoryRun(Clients):
         self.checks.erasures.files(self.files)
         self.checks.pinned.files(self.files)
         self.checks.lifetimes.files(self.files)
-        self._check_promises()
+        rested_at = self.here.now  # the row of what is evicted goes before its file
+        self._until(lambda: not self._forgotten() or self.here.now > rested_at + EVICTED, "rest")
+        require(not self._forgotten(), "forgotten after a crash: an object that was stored")
         for server in self.servers:
             server.close()
         self._until(lambda: all(server.closed for server in self.servers), "stop")
