@@ -1,8 +1,10 @@
 """What a fleet costs beside one machine: `python -m benchmarks.fleet_paths [--rounds N]`. Needs the extra `fleet`.
 
 One server, a fleet in handle mode and a fleet in direct mode serve the same engine, which computes nothing and so takes no
-time. All run at the same time, and are asked in turn: a prompt that is known, and a reply of 32 tokens as a stream. The engine
-takes each byte for a token. The figures are the time to the first byte of the reply, and from there to the last one, by token.
+time. All run at the same time, and are asked in turn: a prompt that is known, and a reply as a stream. The engine takes each
+byte for a token. The figures are the time to the first byte of the reply, and from there to the last one, by token.
+
+A replica of the fleet in direct mode is also asked at its own port: that cost is Ray's, and the rest HAProxy's and the front's.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from statistics import median
 from typing import Any
 
 import httpx
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -28,15 +31,15 @@ from benchmarks.fixtures import of_tests
 from benchmarks.restart import spread
 
 ENGINE: dict[str, Any] = {"slots": 4, "ctx": 131_072, "block_size": 64, "batch": 512}
-REPLY = 32
+MODES = {"handle": False, "direct": True}
 ASKED = 20
 """Requests of a round to each."""
 
 
-def ask(client: httpx.Client, size: int, number: int) -> tuple[float, float]:
+def ask(client: httpx.Client, size: int, reply: int, number: int) -> tuple[float, float]:
     """Seconds to the first byte of a reply, and from there to its end."""
     messages = [{"role": "system", "content": "x" * size}, {"role": "user", "content": f"Question {number}."}]
-    body = {"messages": messages, "max_tokens": REPLY, "ignore_eos": True, "stream": True, "temperature": 0}
+    body = {"messages": messages, "max_tokens": reply, "ignore_eos": True, "stream": True, "temperature": 0}
     begun = time.perf_counter()
     with client.stream("POST", "/v1/chat/completions", json=body) as answer:
         answer.raise_for_status()
@@ -62,6 +65,12 @@ def one_server() -> Iterator[httpx.Client]:
         process.wait()
 
 
+def own_port(process: int) -> int:
+    """The port at which Ray lets a replica serve HTTP in direct mode."""
+    ports = {one.laddr.port for one in psutil.Process(process).net_connections() if one.status == psutil.CONN_LISTEN}
+    return min(ports & {*range(30_000, 31_000)})
+
+
 def _answers(client: httpx.Client) -> bool:
     try:
         return client.get("/health").status_code == 200
@@ -84,6 +93,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet_paths", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--body", type=int, default=15_000, help="bytes of the prompt, and tokens")
+    parser.add_argument("--reply", type=int, default=32, help="tokens of a reply")
+    parser.add_argument("--modes", nargs="*", choices=MODES, default=[*MODES], help="of fleets (both)")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -95,22 +106,26 @@ def main() -> None:
         running = of_tests("fleets").running
         memory = ["--memory-budget", str(64 << 20)]
         clients = {"one server": stack.enter_context(one_server())}
-        for name, direct in (("handle mode", False), ("direct mode", True)):
-            fleet = stack.enter_context(running(folder, replicas=2, engine=ENGINE, options=memory, direct=direct))
-            clients[name] = fleet.http
+        for mode in options.modes:
+            fleet = stack.enter_context(running(folder, replicas=2, engine=ENGINE, options=memory, direct=MODES[mode]))
+            clients[f"{mode} mode"] = fleet.http
+            if MODES[mode]:
+                replica = next(iter(fleet.replicas().values()))
+                url = f"http://127.0.0.1:{own_port(replica['pid'])}"
+                clients["a replica's own port"] = stack.enter_context(httpx.Client(base_url=url, timeout=60, trust_env=False))
         for client in clients.values():
             for number in range(4):
-                ask(client, options.body, number)  # warms up
+                ask(client, options.body, options.reply, number)  # warms up
         for number in range(options.rounds):
             for name, client in clients.items():
-                times = [ask(client, options.body, 1000 * number + one) for one in range(ASKED)]
+                times = [ask(client, options.body, options.reply, 1000 * number + one) for one in range(ASKED)]
                 found.setdefault(name, []).append((median(one for one, _ in times), median(two for _, two in times)))
     table = Table("milliseconds", "first byte", "above one server", "a token after it", title=f"{processor.name()}, two cores")
     alone = found["one server"]
     for name, rows in found.items():
         firsts, tokens = ([1e3 * row[place] for row in rows] for place in (0, 1))
         above = [1e3 * (row[0] - other[0]) for row, other in zip(rows, alone, strict=True)]
-        table.add_row(name, spread(firsts), spread(above), spread([one / REPLY for one in tokens]))
+        table.add_row(name, spread(firsts), spread(above), spread([one / options.reply for one in tokens]))
     Console().print(table)
     print(json.dumps(found))
 

@@ -26,14 +26,17 @@ OBJECTS = 256 << 20
 DRAINING = 5
 """Seconds in which HAProxy must have noticed that a replica stops."""
 
+ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+"""Ray's server and our app share an event loop, so no token crosses a thread. Our app never keeps its loop for long."""
 DIRECT = {
+    **ONE_LOOP,
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
     "RAY_SERVE_SESSION_ID_HEADER_KEY": "authorization",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DRAINING),
 }
 """The environment of all of Ray's processes in direct mode. On a cluster of many machines `ray start` needs it."""
-LOCAL = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1"}
+LOCAL = {**ONE_LOOP, "RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1"}
 """The environment of a local cluster. A dead proxy is replaced after three failed checks, which by default takes 25 s."""
 PORTS = (
     *("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT"),
