@@ -24,10 +24,13 @@ from benchmarks.fixtures import of_tests
 COLUMNS = ("what fails", "requests", "failed", "hung", "wrong", "next good, s", "slowest, s", "last failure, s", "whole, s")
 
 
-def measured(mode: str, rounds: int) -> Iterator[tuple[str, list[Any]]]:
-    """The faults and what the clients saw of each."""
+def measured(mode: str, rounds: int, only: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
+    """The faults and what the clients saw of each. `only`: those whose names begin like this; all if it is empty."""
     faults = of_tests("fleet_faults")
-    for chosen, kind in ((faults.ONE_MACHINE, {}), (faults.MACHINES, {"fronts": 2, "nodes": 3})):
+    for every, kind in ((faults.ONE_MACHINE, {}), (faults.MACHINES, {"fronts": 2, "nodes": 3})):
+        chosen = [fault for fault in every if fault.name.startswith(tuple(only) or "")]
+        if not chosen:
+            continue
         outcomes: dict[str, list[Any]] = {}
         for _ in range(rounds):
             with tempfile.TemporaryDirectory() as folder, faults.scene(Path(folder), direct=mode == "direct", **kind) as scene:
@@ -52,13 +55,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet_faults", description=__doc__)
     parser.add_argument("--mode", choices=["handle", "direct"], help="one of the two (both)")
     parser.add_argument("--rounds", type=int, default=1, help="times that each fault is tried")
+    parser.add_argument("--only", nargs="*", default=[], help="faults whose names begin like this")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     print(f"Ray {version('ray')}, {datetime.now(UTC):%Y-%m-%d}, {processor.caption()}", flush=True)
     data = {}
     for mode in [options.mode] if options.mode else ["handle", "direct"]:
         print(f"\n{mode} mode\n\n| {' | '.join(COLUMNS)} |\n|---|{'---:|' * (len(COLUMNS) - 1)}", flush=True)
-        for name, outcomes in measured(mode, options.rounds):
+        for name, outcomes in measured(mode, options.rounds, options.only):
             data[f"{mode}: {name}"] = [asdict(one) for one in outcomes]
             print(row(name, outcomes), flush=True)
     print(f"\n{json.dumps(data)}")
