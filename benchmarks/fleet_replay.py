@@ -32,7 +32,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -52,8 +52,10 @@ from headstart.fleet.simulator.machine import FleetPlan, Machine
 from headstart.fleet.simulator.simulation import FleetResult, bound, simulate
 from headstart.replay import working_set
 from headstart.testing.clocked_engine import ClockedEngine, MachineClock
+from headstart.tiers.shared.address import open_store
 from headstart.tiers.shared.keys import FleetKeys
 from headstart.traces import Trace, TracedRequest
+from headstart.units import show_size
 
 BATCH = 2048
 """Tokens of the engine's largest call."""
@@ -307,6 +309,8 @@ def real(work: FleetWorkload, plan: FleetPlan, router: str, kind: str = "valkey"
         beside = asyncio.run(overhead(url, work.trace, plan.machine))
         served = asyncio.run(replay(url, work.trace))
         speeds = [one["speed"] for one in figures(url)]
+        with closing(open_store(store, 60.0)) as there:
+            held = sum(one.size for one in there.objects())
     curve = replace(plan.machine.speed.prefill, per_token=plan.machine.speed.prefill.per_token + beside.computed)
     fetch = [one["fetch"] for one in speeds if one["fetch"] is not None]
     middle: Any = {name: float(np.median([one[name] for one in speeds])) for name in ("memory", "round_trip")}
@@ -314,7 +318,8 @@ def real(work: FleetWorkload, plan: FleetPlan, router: str, kind: str = "valkey"
     machine = replace(plan.machine, speed=speed, step=beside.step)
     micro = f"{1e6 * beside.token:.2f} µs a token, {1e6 * beside.computed:.2f} µs more if it is computed"
     steps = f"steps of {1e3 * beside.step:.1f} ms for {1e3 * plan.machine.step:.1f}"
-    note = f"beside the clock {1e3 * beside.least:.0f} ms and {micro}; {steps}; fetch {1e6 * (speed.fetch or 0):.2f} µs a token"
+    fetched = f"fetch {1e6 * (speed.fetch or 0):.2f} µs a token; the store holds {show_size(held)}"
+    note = f"beside the clock {1e3 * beside.least:.0f} ms and {micro}; {steps}; {fetched}"
     return served, replace(plan, machine=machine, passage=beside.token, passage_least=beside.least), note
 
 
