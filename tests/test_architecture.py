@@ -17,13 +17,14 @@ SOURCE = Path(headstart.__file__).parent
 TESTS = Path(__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
-COMMON = {"errors", "lru", "names", "units", "version"}
+COMMON = {"errors", "futures", "lru", "names", "units", "version"}
 """What everybody may import, beside their own package."""
 
 ALLOWED: dict[str, set[str]] = {
     "errors": {"names"},
     "names": set(),
     "version": set(),
+    "futures": set(),
     "lru": set(),
     "units": set(),
     "config": {"engines.options", "units", "templates"},

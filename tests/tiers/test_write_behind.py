@@ -242,6 +242,12 @@ def test_a_deletion_ends_when_nothing_offered_before_is_being_read(tmp_path: Pat
         real(self, *rest, **options)
 
     found: list[Notice] = []
+    ended = threading.Event()
+
+    def end(_: object) -> None:
+        found.extend(tier.notices())
+        ended.set()
+
     with opened(tmp_path) as tier:
         wait_until(lambda: tier.listed, 30)
         monkeypatch.setattr(WriteBehind, "_expire", expire)
@@ -250,11 +256,57 @@ def test_a_deletion_ends_when_nothing_offered_before_is_being_read(tmp_path: Pat
             tier.offer(label(number), rows(number))
         tier.discard([label(0).key, label(1).key])
         erased = tier.erase([label(0).key, label(1).key], b"")
-        erased.add_done_callback(lambda _: found.extend(tier.notices()))
+        erased.add_done_callback(end)
         go_on.set()
-        assert erased.result(30) == 0
+        assert ended.wait(30)
+        assert erased.result() == 0
         assert {one.label.key for one in found if isinstance(one, ObjectRefused)} == {label(0).key, label(1).key}
     assert stored(tmp_path) == {label(2).key}
+
+
+def test_a_deletion_does_not_wait_for_the_writes_of_others(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_behind, "BATCH", 1)
+    written: list[bytes] = []
+    real = Disk.write
+
+    def write(self: Disk, batch: Any, *rest: Any) -> Any:
+        written.extend(one.key for one, _ in batch)
+        return real(self, batch, *rest)
+
+    monkeypatch.setattr(Disk, "write", write)
+    before, ended = list[bytes](), threading.Event()
+
+    def end(_: object) -> None:
+        before.extend(written)
+        ended.set()
+
+    with opened(tmp_path) as tier:
+        for number in range(9):
+            tier.offer(label(number), rows(number))
+        assert gate.reached.wait(30), "the first is being written"
+        tier.discard([label(8).key])
+        tier.offer(label(9), rows(9))
+        erased = tier.erase([label(8).key], b"")
+        erased.add_done_callback(end)
+        gate.open.set()
+        assert ended.wait(30)
+        assert len(before) <= 2, "the one that was being written, and the next"
+        assert erased.result() == 0
+    assert label(8).key not in written
+    assert stored(tmp_path) == {label(number).key for number in range(10) if number != 8}
+
+
+def test_what_is_discarded_before_a_deletion_and_offered_again_is_stored(tmp_path: Path, gate: Gate) -> None:
+    with opened(tmp_path) as tier:
+        tier.offer(label(0), rows(0))
+        assert gate.reached.wait(30)
+        tier.offer(label(1), rows(1))
+        tier.discard([label(1).key])
+        tier.offer(label(1), rows(1))
+        erased = tier.erase([label(2).key], b"")
+        gate.open.set()
+        assert erased.result(30) == 0
+    assert stored(tmp_path) == {label(0).key, label(1).key}
 
 
 def test_reading_tells_how_much(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from headstart.errors import Unavailable
+from headstart.futures import pass_on
 from headstart.serving.portions import LongWork
 from headstart.serving.scheduler import Scheduler
 
@@ -49,7 +50,7 @@ class DeletionTurns:
         result: Future[T] = Future()
 
         def begin() -> None:
-            self._scheduler.carry_out(deletion).add_done_callback(lambda done: _pass_on(done, result))
+            self._scheduler.carry_out(deletion).add_done_callback(lambda done: pass_on(done, result))
 
         def refuse() -> None:
             result.set_exception(Unavailable("The server is stopping."))
@@ -84,10 +85,3 @@ class DeletionTurns:
             before.append(turn)
         for begin in begins:
             begin()
-
-
-def _pass_on(done: Future[T], result: Future[T]) -> None:
-    if (error := done.exception()) is not None:
-        result.set_exception(error)
-    else:
-        result.set_result(done.result())

@@ -78,8 +78,8 @@ class DiskTier(Protocol):
         """Deletes objects on request of their owner, with every trace of them. The result is how many bytes that were.
 
         A notice `ObjectErased` follows for each one. Other servers drop what only their memory has of the owner. The future
-        ends when all that was offered before has been answered too: then memory can drop it. It raises Conflict if one is
-        pinned, and Unavailable if the disk fails.
+        ends when those that were offered and discarded before have been answered too: then memory can drop them. It raises
+        Conflict if one is pinned, and Unavailable if the disk fails.
         """
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:

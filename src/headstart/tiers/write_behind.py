@@ -20,9 +20,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from headstart.errors import Conflict, Unavailable
+from headstart.futures import pass_on
 from headstart.interfaces.tier import KV
 from headstart.interfaces.tokens import Bytes
 from headstart.names import OptionText, option
@@ -115,8 +117,10 @@ class WriteBehind:
         self._limit = limit
         self._waiting = 0  # bytes; changed by both threads, under the lock
         self._lock = threading.Lock()
-        self._queue: queue.Queue[Offer | frozenset[bytes] | _Asked | None] = queue.Queue()
+        self._queue: queue.Queue[_Wish] = queue.Queue()
+        self._ahead: deque[_Wish] = deque()  # the beginning of the queue, which the thread has looked through
         self._asked: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
+        self._after_round: deque[Callable[[], None]] = deque()
         self._unwanted: set[bytes] = set()  # keys of queued discards; under the lock
         self._to_delete: set[bytes] = set()  # keys to delete next; only for the thread
         self._notices: deque[Notice] = deque()
@@ -217,7 +221,12 @@ class WriteBehind:
         return self._ask(unpin, after_writes=True)  # after a pin that still waits
 
     def erase(self, keys: Collection[bytes], owner: bytes) -> Future[int]:
+        erased, done = Future[int](), Future[int]()
+        # The objects that the thread has in hand may be among them. They are answered in this round too.
+        erased.add_done_callback(lambda _: self._after_round.append(partial(pass_on, erased, done)))
+
         def erase(disk: Disk) -> int:
+            self._refuse_discarded()
             going = {*keys, *self._expired_after(disk, keys)}
             self._erased_now.update(going)
             before = disk.catalog.ages.own
@@ -231,7 +240,8 @@ class WriteBehind:
             self._watch.erased_here(disk.catalog.ages.own - before)
             return sum(row.allocated for row in gone)
 
-        return _when(self._ask(erase), self._ask(lambda disk: None, after_writes=True))
+        self._ask(erase, done=erased)
+        return done
 
     def _expired_after(self, disk: Disk, keys: Collection[bytes]) -> set[bytes]:
         """What follows some objects and has expired. The engine thread may have forgotten it already, so it seems that nothing
@@ -245,12 +255,12 @@ class WriteBehind:
                     above.append(key)
         return found
 
-    def _ask(self, work: Callable[[Disk], T], *, after_writes: bool = False) -> Future[T]:
+    def _ask(self, work: Callable[[Disk], T], *, after_writes: bool = False, done: Future[T] | None = None) -> Future[T]:
         """Lets the thread do something soon. The future raises Unavailable if the disk cannot be used.
 
         `after_writes`: not before all that was offered until now is stored or refused.
         """
-        done: Future[T] = Future()
+        done = Future() if done is None else done
 
         def answer(disk: Disk | None) -> None:
             unusable = Unavailable("The disk cannot be used now; the server's log says why.", retry_after=PATIENCE)
@@ -400,13 +410,44 @@ class WriteBehind:
 
     def _refuse_asked(self) -> None:
         """Answers those that still wait for something when the thread has ended."""
-        with suppress(queue.Empty):
-            while True:
-                if callable(item := self._queue.get_nowait()):
-                    item(None)
+        for item in self._all_queued():
+            if callable(item):
+                item(None)
         with suppress(queue.Empty):
             while True:
                 self._asked.get_nowait()(None)
+        self._end_round()
+
+    def _end_round(self) -> None:
+        """Does what had to wait for the end of a round."""
+        with suppress(IndexError):
+            while True:
+                self._after_round.popleft()()
+
+    def _all_queued(self) -> list[_Wish]:
+        """Takes everything out of the queue."""
+        found: list[_Wish] = []
+        with suppress(IndexError):
+            while True:
+                found.append(self._ahead.popleft())
+        with suppress(queue.Empty):
+            while True:
+                found.append(self._queue.get_nowait())
+        return found
+
+    def _refuse_discarded(self) -> None:
+        """Refuses objects that were discarded while they wait, without waiting for those before them."""
+        discarded, kept, refused = set[bytes](), list[_Wish](), list[Offer]()
+        for item in reversed(self._all_queued()):
+            if isinstance(item, frozenset):
+                discarded |= item
+            if isinstance(item, Offer) and item.label.key in discarded:
+                refused.append(item)
+            else:
+                kept.append(item)
+        self._ahead.extend(reversed(kept))
+        for one in reversed(refused):
+            self._end(ObjectRefused(one.label, "discarded"), one.payload)
 
     def _collect(self) -> tuple[list[Offer], frozenset[bytes], _Asked | None, bool]:
         """A batch of offered objects; keys to discard, or what to do, after it; and whether to stop.
@@ -417,7 +458,10 @@ class WriteBehind:
         size = 0
         while size < BATCH and len(batch) < AT_A_TIME:
             try:
-                item = self._queue.get_nowait() if batch else self._queue.get(timeout=self._pause)
+                if self._ahead:
+                    item = self._ahead.popleft()
+                else:
+                    item = self._queue.get_nowait() if batch else self._queue.get(timeout=self._pause)
             except queue.Empty:
                 break
             if item is None:
@@ -488,10 +532,11 @@ class WriteBehind:
             reason = "fault"
         while (self._disk is None or time.monotonic() < self._failing_until) and not self._asked.empty():
             self._asked.get()(None)
-        if then is not None:
-            then(None)
         for one in batch:
             self._end(ObjectRefused(one.label, reason), one.payload)
+        if then is not None:
+            then(None)
+        self._end_round()
         self._log_refused()
 
     def _log_refused(self) -> None:
@@ -716,22 +761,10 @@ class WriteBehind:
             _close(disk, damaged=damages(error))
 
 
-def _when(first: Future[T], second: Future[None]) -> Future[T]:
-    """The result of `first`, once `second` has ended too."""
-    both: Future[T] = Future()
-
-    def end(_: object) -> None:
-        if (error := first.exception()) is not None:
-            both.set_exception(error)
-        else:
-            both.set_result(first.result())
-
-    second.add_done_callback(lambda _: first.add_done_callback(end))
-    return both
-
-
 _Asked = Callable[[Disk | None], None]
 """What another thread waits for. It gets the disk, or None if that cannot be used."""
+_Wish = Offer | frozenset[bytes] | _Asked | None
+"""What the queue has: an object to write, keys to discard, what is to be done after the writes, or None to end."""
 
 
 def _clear_frames(error: BaseException | None) -> None:
