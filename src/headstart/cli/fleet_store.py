@@ -26,7 +26,6 @@ SharedKeys = Annotated[
     Path | None,
     typer.Option(
         "--shared-key-file",
-        envvar="HEADSTART_SHARED_KEY_FILE",
         metavar="FILE",
         help="Keys of the fleet, which say whose owners are.",
     ),
@@ -46,7 +45,6 @@ TenantKeys = Annotated[
     Path | None,
     typer.Option(
         "--api-key-file",
-        envvar="HEADSTART_API_KEY_FILE",
         metavar="FILE",
         help="API keys of the fleet: with `--shared-key-file`, the tenants in it have names.",
     ),
@@ -99,14 +97,18 @@ def rm(
     """
     from headstart.tiers.shared.expiry import contents, erase
 
-    if bool(owner) == bool(tenant or user):
+    if bool(owner) == (tenant is not None or user is not None):
         raise ConfigError(f"Give an owner or --tenant; this shows both: headstart fleet ls {url}")
     with _opened(url) as store:
         if not owner:
-            owners = [*_tenants(store, key_file, tenant, user, None)]
-            removed = sum(erase(store, _prefix(one)) for one in owners)
+            named = _tenants(store, key_file, tenant, user, None)
+            models = ", ".join(sorted({one.model for one in named.values()})) or "none"
+            removed = sum(erase(store, _prefix(one)) for one in named)
             if not removed:
-                raise ConfigError(f"The store has nothing of '{tenant}' with the models that ran in the last 15 minutes.")
+                who = tenant if user is None else f"{tenant}, user {user}"
+                ran = f"with the models that ran in the last 15 minutes ({models})"
+                raise ConfigError(f"The store has nothing of '{who}' {ran}; `headstart fleet ls {url}` shows all owners.")
+            print(f"models that ran in the last 15 minutes: {models}")
         else:
             owners = [one.owner for one in contents(store) if owner == "all" or one.owner.startswith(owner)]
             if WHOLE.fullmatch(owner) and not owners:
@@ -130,10 +132,12 @@ def _tenants(
     from headstart.tiers.shared.keys import FleetKeys
     from headstart.tiers.shared.tenants import SERVERS, tenants
 
+    if "" in (tenant, user):
+        raise ConfigError("--tenant and --user must not be empty; is the variable that it comes from set?")
     if user is not None and tenant is None:
         raise ConfigError("--user needs --tenant: whose user it is.")
     if key_file is None:
-        if tenant is not None:
+        if tenant is not None or api_key_file is not None:
             raise ConfigError("Only the keys of the fleet say which owner a tenant is: give --shared-key-file.")
         return {}
     salts = _everybody(api_key_file) if tenant is None else _one(tenant, user)
@@ -156,10 +160,10 @@ def _everybody(file: Path | None) -> dict[str, str]:
 
     lines = read(file)[0] if file is not None else []
     unnamed = [tenant_of("key", line.key) for line in lines if not line.name]
-    who = {f"unnamed key {number}": tenant for number, tenant in enumerate(unnamed, 1)}
+    who = {f"(unnamed key {number})": tenant for number, tenant in enumerate(unnamed, 1)}
     who |= {line.name: tenant_of("name", line.name) for line in lines if line.name}
     salts = {label: salt(POLICIES["key"], tenant, None, None) for label, tenant in who.items()}
-    return {"everybody": salt(POLICIES["none"], OPEN, None, None), **salts}
+    return {"(everybody)": salt(POLICIES["none"], OPEN, None, None), **salts}
 
 
 @contextmanager

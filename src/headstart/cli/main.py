@@ -74,7 +74,7 @@ ROLES = ("system", "user")
 
 
 class FleetCommands(DeferredGroup):
-    """`headstart fleet`: on one machine it costs nothing."""
+    """`headstart fleet`: other commands do not import it."""
 
     module = "headstart.cli.fleet"
 
@@ -294,14 +294,20 @@ def _notices() -> list[str]:
     if not any(name.startswith(cli_foreign.PREFIX) for name in os.environ):
         return []
 
-    def variables(command: Any) -> Iterator[str]:
+    def variables(command: Any, deferred: bool) -> Iterator[str]:
         yield from (parameter.envvar for parameter in command.params if isinstance(parameter.envvar, str))
-        for inner in getattr(command, "commands", {}).values():
-            yield from variables(inner)
+        if deferred or not isinstance(command, DeferredGroup):
+            for inner in getattr(command, "commands", {}).values():
+                yield from variables(inner, deferred)
 
     read_elsewhere = {"HEADSTART_STATE_DIR", "HEADSTART_DATA", "HEADSTART_SLOW"}
     read_elsewhere |= {"HEADSTART_SHARED_PASSWORD", "HEADSTART_SHARED_PASSWORD_FILE"}
-    return cli_foreign.strange_variables(os.environ, read_elsewhere | {*variables(typer.main.get_command(app))})
+    root, strange = typer.main.get_command(app), list[str]()
+    for deferred in (False, True):  # a group is imported only for variables that no other command has
+        strange = cli_foreign.strange_variables(os.environ, read_elsewhere | {*variables(root, deferred)})
+        if not strange:
+            break
+    return strange
 
 
 def _mend(error: TyperException) -> str:

@@ -120,6 +120,14 @@ def test_without_reports_a_stored_response_is_still_found(fleet: Fleet) -> None:
     assert {fleet.route(b"", path, running=["a", "b"]) for _ in range(8)} == {"b"}
 
 
+def test_a_stored_response_is_at_its_replica_though_only_others_report(fleet: Fleet) -> None:
+    fleet.report("a")
+    path = f"/v1/responses/resp_{replica_tag('b')}{'0' * 24}"
+    assert fleet.route(b"", path, running=["a", "b"]) == "b"
+    assert fleet.route(b"", path, running=["a"]) == "a"
+    assert fleet.route(b"", path, running=["a", "b"], without=["b"]) == "a"
+
+
 def test_one_replica_that_reports_is_preferred_to_a_silent_one(fleet: Fleet) -> None:
     fleet.report("a")
     assert {fleet.route(PROMPT, running=["a", "b"]) for _ in range(16)} == {"a"}

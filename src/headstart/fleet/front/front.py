@@ -113,7 +113,7 @@ class Front:
         tag = await asyncio.to_thread(wanted_tag, path, body)
         reporting = {name for name in self._heard if name not in without and (running is None or name in running)}
         silent = {*(running or ())}.difference(without, reporting)
-        owner = next((name for name in reporting or silent if replica_tag(name) == tag), None)
+        owner = next((name for name in (*reporting, *silent) if replica_tag(name) == tag), None)
         if owner is not None:  # what the request names is in that replica's memory
             self._router.choose(booking, UNREAD, self._clock(), without=self._heard.keys() - {owner})
             return BookedReplica(owner, booking)

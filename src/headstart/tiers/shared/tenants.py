@@ -13,7 +13,7 @@ from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.quota import owner_of
 from headstart.tiers.shared.data_keys import DataKeys
 from headstart.tiers.shared.keys import FleetKeys, OwnerKeys, TagKeys
-from headstart.tiers.shared.servers import OWNER, ServerCard, cards
+from headstart.tiers.shared.servers import OWNER, cards
 from headstart.tiers.shared.store import SharedStore
 
 
@@ -39,17 +39,15 @@ def tenants(store: SharedStore, fleet: FleetKeys, salts: Mapping[str, str]) -> d
 
     Raises StoreError.
     """
-    found = dict[str, FleetTenant]()
-    for keys in (TagKeys(fleet), DataKeys(store, fleet)):  # one fleet may have changed from one to the other
-        found[_owner(keys, OWNER)] = SERVERS
-        for card in cards(store, keys):
+    kinds = TagKeys(fleet), DataKeys(store, fleet)  # a fleet may have changed from one to the other, and objects stay
+    running = [card for keys in kinds for card in cards(store, keys)]
+    found = {_owner(keys, OWNER): SERVERS for keys in kinds}
+    for keys in kinds:
+        for card in running:
             for tenant, salt in salts.items():
-                found[_owner(keys, _bytes(card, salt))] = FleetTenant(tenant, card.model)
+                owner = owner_of(root_id(bytes.fromhex(card.fingerprint), salt))
+                found[_owner(keys, owner)] = FleetTenant(tenant, card.model)
     return found
-
-
-def _bytes(card: ServerCard, salt: str) -> bytes:
-    return owner_of(root_id(bytes.fromhex(card.fingerprint), salt))
 
 
 def _owner(keys: OwnerKeys, owner: bytes) -> str:
