@@ -14,12 +14,13 @@ from harness import ask
 from headstart.api.auth import Keys
 from headstart.chat import tenancy
 from headstart.cli.main import main
+from headstart.serving.runtime import Runtime
 from headstart.tiers.shared.address import open_store
 from headstart.tiers.shared.folder import FolderStore
 from headstart.tiers.shared.keys import FleetKeys, TagKeys
 from headstart.tiers.shared.names import ObjectNames
 from headstart.tiers.shared.servers import OWNER
-from live import serving
+from live import serving, wait_until
 from sharing import chat, start, stored
 
 Run = Callable[..., str]
@@ -133,7 +134,14 @@ def test_without_a_fleet_its_status_names_the_command_that_starts_one(fleet: Run
     assert "start one with `headstart fleet MODEL`" in said
 
 
+def on_show(runtime: Runtime, url: str, servers: int = 1) -> None:
+    """Waits until the store has all that was offered, and the cards of so many servers."""
+    stored(runtime)
+    wait_until(lambda: sum("/note/" in one.name for one in open_store(url, 30.0).objects()) >= servers, 30)
+
+
 @pytest.mark.parametrize("encrypt", [False, True], ids=["readable", "encrypted"])
+@pytest.mark.usefixtures("patient")
 def test_a_tenant_is_listed_and_deleted_by_its_name(fleet: Run, tmp_path: Path, key_file: Path, encrypt: bool) -> None:
     (keys := tmp_path / "keys.txt").write_text("anna = sk-1\nberta = sk-2\nsk-3\n")
     keys.chmod(0o600)
@@ -144,7 +152,7 @@ def test_a_tenant_is_listed_and_deleted_by_its_name(fleet: Run, tmp_path: Path, 
         for key in ("sk-1", "sk-2", "sk-2", "sk-3"):
             body = {"messages": chat(f"I am the one with {key}"), "max_tokens": 2}
             server.post("/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}).raise_for_status()
-        stored(runtime)
+        on_show(runtime, url)
 
         def owners(*options: str) -> dict[str, int]:
             return {
@@ -168,13 +176,14 @@ def test_a_tenant_is_listed_and_deleted_by_its_name(fleet: Run, tmp_path: Path, 
         assert owners(*secret, "--api-key-file", str(keys)) == every
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_a_fleet_stored_before_it_encrypted_is_deleted_too(fleet: Run, tmp_path: Path, key_file: Path) -> None:
     (folder := tmp_path / "store").mkdir()
     url, salt = folder.as_uri(), tenancy.salt(tenancy.POLICIES["key"], tenancy.tenant_of("name", "anna"), None, None)
-    for encrypt in (False, True):
+    for number, encrypt in enumerate((False, True), 1):
         with start(url, key_file, shared_encrypt=encrypt) as runtime:
             ask(runtime, chat("I am anna."), salt=salt, max_tokens=2)
-            stored(runtime)
+            on_show(runtime, url, number)
     store = open_store(url)
     store.delete([one.name for one in store.objects(TagKeys(FleetKeys.load(key_file)).names.prefix(OWNER))])  # after 15 minutes
     assert sum("/kv/" in one.name for one in store.objects()) > 2
@@ -182,6 +191,7 @@ def test_what_a_fleet_stored_before_it_encrypted_is_deleted_too(fleet: Run, tmp_
     assert [one.name for one in store.objects() if "/kv/" in one.name] == []
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_user_of_a_tenant_is_deleted_alone(fleet: Run, tmp_path: Path, key_file: Path) -> None:
     (folder := tmp_path / "store").mkdir()
     url, secret = folder.as_uri(), ["--shared-key-file", str(key_file)]
@@ -192,7 +202,7 @@ def test_a_user_of_a_tenant_is_deleted_alone(fleet: Run, tmp_path: Path, key_fil
         for user in ({"user": "bo"}, {"user": "cy"}, {}):
             body = {"messages": chat("Who am I?"), "max_tokens": 2, **user}
             server.post("/v1/chat/completions", json=body, headers={"authorization": "Bearer sk-1"}).raise_for_status()
-        stored(runtime)
+        on_show(runtime, url)
 
         def left() -> int:
             return sum("/kv/" in one.name for one in open_store(url).objects())
