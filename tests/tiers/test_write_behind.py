@@ -95,6 +95,20 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(monkeypatch)
 
 
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The keys of what is written, one object at a time."""
+    found, real = list[bytes](), Disk.write
+
+    def write(self: Disk, batch: Any, *rest: Any) -> Any:
+        found.extend(one.key for one, _ in batch)
+        return real(self, batch, *rest)
+
+    monkeypatch.setattr(Disk, "write", write)
+    monkeypatch.setattr(write_behind, "BATCH", 1)
+    return found
+
+
 def stored(folder: Path) -> set[bytes]:
     disk = Disk(folder, BIG)
     keys = disk.catalog.keys()
@@ -102,16 +116,7 @@ def stored(folder: Path) -> set[bytes]:
     return keys
 
 
-def test_what_is_discarded_while_it_waits_is_never_written(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_behind, "BATCH", 1)
-    written: list[bytes] = []
-    real = Disk.write
-
-    def write(self: Disk, batch: Any, *rest: Any) -> Any:
-        written.extend(one.key for one, _ in batch)
-        return real(self, batch, *rest)
-
-    monkeypatch.setattr(Disk, "write", write)
+def test_what_is_discarded_while_it_waits_is_never_written(tmp_path: Path, gate: Gate, written: list[bytes]) -> None:
     found: list[Notice] = []
     with opened(tmp_path) as tier:
         assert all(tier.offer(label(number), rows(number)) for number in range(4))
@@ -264,16 +269,7 @@ def test_a_deletion_ends_when_nothing_offered_before_is_being_read(tmp_path: Pat
     assert stored(tmp_path) == {label(2).key}
 
 
-def test_a_deletion_does_not_wait_for_the_writes_of_others(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_behind, "BATCH", 1)
-    written: list[bytes] = []
-    real = Disk.write
-
-    def write(self: Disk, batch: Any, *rest: Any) -> Any:
-        written.extend(one.key for one, _ in batch)
-        return real(self, batch, *rest)
-
-    monkeypatch.setattr(Disk, "write", write)
+def test_a_deletion_does_not_wait_for_the_writes_of_others(tmp_path: Path, gate: Gate, written: list[bytes]) -> None:
     before, ended = list[bytes](), threading.Event()
 
     def end(_: object) -> None:
