@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,6 +62,7 @@ ROUTES = [
 @pytest.fixture(scope="module")
 def schema() -> Iterator[Any]:
     """The document of a server whose replies are short: a context of 192 tokens. It may fetch no models."""
+    importlib.import_module("huggingface_hub.constants")  # it would keep what it finds when it is imported
     with pytest.MonkeyPatch.context() as patch, Runtime(lambda: FakeEngine(slots=4, ctx=192)) as runtime:
         patch.setenv("HF_HUB_OFFLINE", "1")
         with serving(runtime, model_id="fake") as server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import re
 import threading
 import time
@@ -418,6 +419,7 @@ def test_settings_may_be_written_as_on_the_command_line() -> None:
     ],
 )
 def test_open_says_where_models_come_from(model: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("huggingface_hub.constants")  # it would keep what it finds when it is imported
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(headstart.HeadstartError, match=said):
         headstart.open(model)
