@@ -23,7 +23,7 @@ def condense(error: ValidationError, value: Any) -> InvalidRequest:
     """All errors of the most deeply nested invalid field, as one sentence."""
     faults: dict[tuple[str | int, ...], list[str]] = {}
     found = error.errors(include_url=False, include_input=False, include_context=False)
-    # Of a text or a list of texts, a bad text is also said to be no list, in words of Python's.
+    # Where a text or a list of texts may stand, pydantic also says of a bad text that it is no list.
     for fault in [fault for fault in found if fault["type"] != "sequence_str"] or found:
         faults.setdefault(_path(fault["loc"], value, fault["type"]), []).append(fault["msg"])
     path, messages = max(faults.items(), key=lambda item: len(item[0]))

@@ -27,7 +27,7 @@ SharedKeys = Annotated[
     typer.Option(
         "--shared-key-file",
         metavar="FILE",
-        help="Keys of the fleet, which say whose owners are.",
+        help="Keys of the fleet. Only they say which owner is which tenant.",
     ),
 ]
 TenantName = Annotated[
@@ -65,8 +65,8 @@ def ls(
 ) -> None:
     """Lists what a store holds, by owner: a tenant with one model, or the records of the servers.
 
-    Names of owners are hashes. With the key file of the fleet, tenants have names too: those of `--tenant` or `--api-key-file`,
-    with the models that ran in the last 15 minutes.
+    It shows hashes, and needs no key file for that. With the key file of the fleet it shows the names of tenants too: those of
+    `--tenant` or `--api-key-file`, with the models that ran in the last 15 minutes.
     """
     from headstart.tiers.shared.expiry import contents
 
@@ -98,7 +98,7 @@ def rm(
     from headstart.tiers.shared.expiry import contents, erase
 
     if bool(owner) == (tenant is not None or user is not None):
-        raise ConfigError(f"Give an owner or --tenant; this shows both: headstart fleet ls {url}")
+        raise ConfigError(f"Give either --tenant, or an owner; this lists them: headstart fleet ls {url}")
     with _opened(url) as store:
         if not owner:
             named = _tenants(store, key_file, tenant, user, None)
