@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.index import Entry, Index
 from headstart.testing.simulation.checks import believed
+from headstart.testing.simulation.history import Scenario
+from headstart.testing.simulation.install import installed
+from headstart.testing.simulation.run import HistoryRun, run
 from planted import PLANTED, SOURCE, Planted, search
 
 FAST = "a quota is not counted"
@@ -46,3 +50,21 @@ def test_the_disk_has_promised_what_all_processes_believe() -> None:
     assert believed([]) == {}
     assert believed([index(a=True, b=False)]) == {b"a" * 32: True, b"b" * 32: False}
     assert believed([index(a=True, b=True), index(a=False, c=True)]) == {b"a" * 32: False}
+
+
+def test_an_object_that_is_not_listed_again_after_a_crash_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row is taken out of the catalogue just before the end."""
+    looks, forgotten = list[bool](), HistoryRun._forgotten
+
+    def forgetting(history: HistoryRun) -> bool:
+        if not looks and (disk := history.servers[-1].disk) is not None and disk._disk is not None:
+            stored = [(key,) for key in history._promised if history._file(key)]
+            sqlite3.Connection.executemany(disk._disk.catalog._db, "DELETE FROM objects WHERE key = ?", stored)
+        looks.append(forgotten(history))
+        return looks[-1]
+
+    monkeypatch.setattr(HistoryRun, "_forgotten", forgetting)
+    with installed():
+        found = run(Scenario.of(13))
+    assert found.violation.startswith("forgotten after a crash")
+    assert all(looks)

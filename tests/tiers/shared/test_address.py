@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from headstart.config import Settings
 from headstart.errors import ConfigError
+from headstart.serving.runtime import check_shared
 from headstart.tiers.shared.address import PASSWORD, PASSWORD_FILE, fleet_keys, open_store, owner_keys
 from headstart.tiers.shared.keys import FleetKeys
 from headstart.tiers.shared.names import ObjectNames
@@ -101,8 +103,14 @@ def test_a_store_needs_a_key_file(tmp_path: Path) -> None:
     assert fleet_keys(tmp_path / "fleet.key") == keys
 
 
-@pytest.mark.parametrize(("url", "package"), [("valkey://host", "valkey"), ("s3://bucket", "obstore")])
-def test_a_missing_library_names_the_remedy(monkeypatch: pytest.MonkeyPatch, url: str, package: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "encrypt", "package"),
+    [("valkey://host", False, "valkey"), ("s3://bucket", False, "obstore"), ("file:///nowhere", True, "cryptography")],
+)
+def test_a_missing_library_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, encrypt: bool, package: str
+) -> None:
+    FleetKeys.generate().save(key_file := tmp_path / "fleet.key")
     for name in [name for name in sys.modules if name.split(".")[0] == package or name.startswith("headstart.tiers.shared.")]:
         monkeypatch.delitem(sys.modules, name)
 
@@ -113,13 +121,13 @@ def test_a_missing_library_names_the_remedy(monkeypatch: pytest.MonkeyPatch, url
 
     monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
     with pytest.raises(ConfigError, match=rf"'{package}'.*pip install 'headstart\[shared\]'"):
-        open_store(url, environ={})
+        check_shared(Settings(shared=url, shared_key_file=key_file, shared_encrypt=encrypt))
 
 
 @pytest.mark.parametrize(("encrypt", "cipher"), [(False, "blake3"), (True, "aes-256-gcm")])
 def test_keys_of_owners_are_derived_or_kept_in_the_store(tmp_path: Path, encrypt: bool, cipher: str) -> None:
     store = open_store(tmp_path.as_uri(), 10.0)
-    keys = owner_keys(store, FleetKeys.generate(), b"server 1", encrypt=encrypt)
+    keys = owner_keys(store, FleetKeys.generate(), encrypt=encrypt)
     assert keys.newest(b"owner").cipher == cipher
     keys.refresh()
     assert list(keys.of(b"owner")) == [keys.newest(b"owner")]

@@ -111,7 +111,7 @@ def _folder(parts: SplitResult, given: dict[str, Any]) -> SharedStore:
     return FolderStore(path, **given)
 
 
-def owner_keys(store: SharedStore, fleet: FleetKeys, writer: bytes, *, encrypt: bool) -> OwnerKeys:
+def owner_keys(store: SharedStore, fleet: FleetKeys, *, encrypt: bool) -> OwnerKeys:
     """The keys of all owners: derived from the fleet keys, or (with `encrypt`) data keys in the store.
 
     Raises:
@@ -125,7 +125,7 @@ def owner_keys(store: SharedStore, fleet: FleetKeys, writer: bytes, *, encrypt: 
         raise ConfigError("encryption needs the package 'cryptography'; run: pip install 'headstart[shared]'") from None
     from headstart.tiers.shared.data_keys import DataKeys
 
-    return DataKeys(store, fleet, writer)
+    return DataKeys(store, fleet)
 
 
 def fleet_keys(path: Path | None) -> FleetKeys:

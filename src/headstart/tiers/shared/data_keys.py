@@ -27,17 +27,12 @@ class UnusableKey(StoreError):
 
 
 class DataKeys:
-    """The data keys of all owners. Thread-safe. A method waits for the store when it asks for an owner for the first time.
+    """The data keys of all owners. Thread-safe. A method waits for the store when it asks for an owner for the first time."""
 
-    Args:
-        writer: the server that makes keys, `WRITER` bytes.
-    """
-
-    def __init__(self, store: SharedStore, fleet: FleetKeys, writer: bytes = bytes(WRITER)) -> None:
+    def __init__(self, store: SharedStore, fleet: FleetKeys) -> None:
         self.names = ObjectNames(fleet.name_key, encrypted=True)
         self._store = store
         self._fleet = fleet
-        self._writer = writer
         self._known: Lru[bytes, tuple[SealKey, ...]] = Lru(_OWNERS)
         self._making = threading.Lock()
 
@@ -95,7 +90,7 @@ class DataKeys:
         return self._fleet.derived("wrap", owner, "aes-256-gcm")
 
     def _wrapped(self, owner: bytes, secret: bytes) -> Blob:
-        return seal_bytes(self._name(owner), secret, self._wrapping(owner)[0], self._writer)
+        return seal_bytes(self._name(owner), secret, self._wrapping(owner)[0], bytes(WRITER))
 
     def _read(self, owners: Sequence[bytes], stale: list[bytes] | None = None) -> list[tuple[SealKey, ...]]:
         """The data keys in the store, in order; none where there is none that can be opened.

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from headstart.interfaces.engine import Engine
 from headstart.prefix_cache.expiry import Terms
-from headstart.tiers.shared.address import fleet_keys, open_store
-from headstart.tiers.shared.data_keys import DataKeys
+from headstart.tiers.shared.address import fleet_keys, open_store, owner_keys
 from headstart.tiers.shared.envelope import WRITER
-from headstart.tiers.shared.keys import OwnerKeys, TagKeys
+from headstart.tiers.shared.keys import OwnerKeys
 from headstart.tiers.shared.servers import ServerCard
 from headstart.tiers.shared.store import SharedStore
 from headstart.tiers.shared.terms import SharedTerms
@@ -26,7 +25,7 @@ def open_keyed(url: str, key_file: Path | None, *, encrypt: bool) -> tuple[Share
     """The store at `url`, and the keys of its owners. Raises ConfigError."""
     fleet = fleet_keys(key_file)
     store = open_store(url)
-    return store, DataKeys(store, fleet) if encrypt else TagKeys(fleet)
+    return store, owner_keys(store, fleet, encrypt=encrypt)
 
 
 def check(url: str, key_file: Path | None, *, encrypt: bool) -> None:
