@@ -57,6 +57,8 @@ POLL = 0.25
 """Seconds between two searches for objects of other processes."""
 PATIENCE = 10.0
 """Seconds for which a disk is not used after an error."""
+_DISK_ERRORS = (OSError, sqlite3.Error, FormatError)
+"""Errors of a disk. Others are faults of this program, or come from a catalogue with values of other types."""
 NEWS = 1 << 16
 """Most uses, replies and notes that wait while the disk is busy."""
 SOME = 1000
@@ -349,6 +351,8 @@ class WriteBehind:
             return self._put_aside(label, error)
         except Exception as error:
             self.counters["fault_read"] += 1
+            if not isinstance(error, _DISK_ERRORS):
+                log.exception("an internal error while reading from disk")
             return self._put_aside(label, error)
 
     def _count(self, moved: int) -> None:
@@ -744,6 +748,8 @@ class WriteBehind:
         replaced = isinstance(error, OSError) and error.errno == errno.ESTALE
         if replaced:
             log.warning("another process has replaced the folder or its catalogue: it is opened again")
+        elif not isinstance(error, _DISK_ERRORS):
+            log.error("an internal error of the disk's thread, serving goes on without the disk", exc_info=error)
         elif not self._failing_until:
             log.warning("the disk fails, serving goes on without it: %s", error)
         _clear_frames(error)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -204,6 +205,36 @@ def test_an_object_that_gets_no_row_and_cannot_be_deleted_counts_in_the_budget(
     counted = disk._stored
     disk.reconcile()
     assert (len(disk), disk._stored) == (3, counted), "it is good, so it has a row then"
+
+
+@pytest.mark.parametrize("aside", [False, True])
+def test_an_object_that_cannot_be_deleted_and_gets_no_row_again_counts_in_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aside: bool
+) -> None:
+    """It was evicted (seed 13052474 of the simulation) or is bad. The folder did not let go of it, the catalogue was full."""
+    disk, key = filled(tmp_path, 2), label(1).key
+    if aside:
+        data = bytearray(disk.path(key).read_bytes())
+        data[-1] ^= 1
+        disk.path(key).write_bytes(data)
+    before = disk._stored
+    with monkeypatch.context() as patch:
+
+        def refuses(error: Exception) -> Any:
+            def call(*_: Any, **__: Any) -> None:
+                raise error
+
+            return call
+
+        patch.setattr(disk.catalog, "add", refuses(sqlite3.OperationalError("full")))
+        patch.setattr(Path, "unlink", refuses(OSError(errno.EPERM, "not permitted")))
+        patch.setattr(os, "replace", refuses(OSError(errno.ENOSPC, "no space")))
+        goes = partial(disk.quarantine, key) if aside else partial(disk.remove, [key])
+        with pytest.raises((sqlite3.OperationalError, OSError)):
+            goes()
+    assert (len(disk), disk._stored) == (1, before)
+    disk.reconcile()
+    assert (len(disk), disk._stored) == (2, before)
 
 
 def test_a_bad_object_that_cannot_be_moved_counts_in_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -588,8 +588,7 @@ class Disk(Store):
             except OSError as error:
                 log.warning("cannot delete %s: %s", self.path(key).name, error)
                 stuck.add(key)
-        if stuck:  # they still occupy space
-            self.catalog.add([(row.label, row.allocated) for row in rows if row.label.key in stuck])
+        self._occupy([row for row in rows if row.label.key in stuck])
         return [key for key in keys if key not in stuck]
 
     def quarantine(self, key: bytes) -> Row | None:
@@ -618,7 +617,16 @@ class Disk(Store):
         except OSError:
             if row is not None and (size := self._allocated(key)) is not None:
                 with contextlib.suppress(sqlite3.Error):
-                    self.catalog.add([(row.label, size)])
+                    self._occupy([replace(row, allocated=size)])
+            raise
+
+    def _occupy(self, rows: Sequence[Row]) -> None:
+        """Gives objects that could not be deleted their rows again: they occupy space. What gets none counts nevertheless."""
+        try:
+            if rows:
+                self.catalog.add([(row.label, row.allocated) for row in rows])
+        except sqlite3.Error:
+            self._strange |= {row.label.key: row.allocated for row in rows}
             raise
 
     def _newer(self, key: bytes) -> bool:
