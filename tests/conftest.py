@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import random
 import ssl
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import structlog
 from platformdirs import user_cache_path
 
 import tiny
+from effort import NEW_SEED
 from order import own_order, unordered
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault(NEW_SEED, str(random.SystemRandom().randrange(1 << 40)))  # before the workers start, so for all
     if config.getoption("--slow"):
         os.environ["HEADSTART_SLOW"] = "1"  # modules read it as they are imported
     hypothesis.settings.load_profile("slow" if os.environ.get("HEADSTART_SLOW") else "headstart")
@@ -73,6 +76,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    tried = [report for reports in terminalreporter.stats.values() for report in reports if hasattr(report, "nodeid")]
+    if any("in_new_histories" in report.nodeid for report in tried):
+        terminalreporter.write_line(f"new histories were simulated from seed {os.environ[NEW_SEED]} on")
 
 
 def pytest_unconfigure() -> None:

@@ -9,6 +9,9 @@ import hypothesis
 SLOW = bool(os.environ.get("HEADSTART_SLOW"))
 """Whether tests may take real time: `--slow` sets it before a test file is imported."""
 
+NEW_SEED = "HEADSTART_NEW_SEED"
+"""The variable that has the seed of the new histories of a run: of the environment, or else a random one."""
+
 
 def examples(most: int, **options: int) -> hypothesis.settings:
     """Hypothesis' settings with `most` examples when slow, and a quarter of them by default."""

@@ -78,6 +78,19 @@ PLANTED = (
         "a checksum is not compared", "tiers/disk/reader.py", "    if format.checksum(out) != header.checksum:", "    if False:"
     ),
     Planted(
+        "two renames are swapped",
+        "tiers/disk/store.py",
+        "for path, file in zip(temporary, new, strict=False):",
+        "for path, file in zip(temporary[::-1], new, strict=False):",
+    ),
+    Planted(
+        "what cannot be deleted and gets no row is not counted",
+        "tiers/disk/store.py",
+        "            self._strange |= {row.label.key: row.allocated for row in rows}\n",
+        "",
+        rare="two faults must meet one eviction: of the file, and of the catalogue (seed 13052474; tests/tiers/disk/test_store.py)",
+    ),
+    Planted(
         "evicted files stay",
         "tiers/disk/store.py",
         '                self.path(key).unlink(missing_ok=True)\n            except OSError as error:\n                log.warning("cannot delete',

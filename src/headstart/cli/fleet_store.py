@@ -122,7 +122,9 @@ def rm(
 
 
 def _prefix(owner: str) -> str:
-    return f"hs1/{owner}/"
+    from headstart.tiers.shared.names import VERSION
+
+    return f"{VERSION}/{owner}/"
 
 
 def _tenants(

@@ -52,6 +52,8 @@ from headstart.interfaces.tokens import Bytes
 GAP, NOISE = 0.05, 0.001
 LOW = 4
 """Bytes of the low part of a token's KV, and of a state."""
+INJECTED = "injected: "
+"""Messages of wanted errors begin like this."""
 _LENGTH = 4
 """Bytes of a checkpoint that hold the length of its sequence."""
 _LEAST_STATE = _LENGTH + LOW + 8
@@ -339,7 +341,7 @@ class FakeEngine(Engine):
             if self._failing("export"):
                 for span in spans:
                     span.data[:] = 0xAA
-                raise EngineError("injected: export")
+                raise EngineError(f"{INJECTED}export")
             for span in spans:
                 count = span.stop - span.start
                 span.data[: count * width] = held.high[span.start : span.stop].reshape(-1)
@@ -366,7 +368,7 @@ class FakeEngine(Engine):
                 raise EngineError(f"no checkpoint of {held.length} tokens, or no room for it")
             if self._failing("export checkpoint"):
                 out[:] = 0xAA
-                raise EngineError("injected: export checkpoint")
+                raise EngineError(f"{INJECTED}export checkpoint")
             out[: len(data)] = np.frombuffer(data, np.uint8)
             self.checkpoints += 1
             return len(data)
@@ -518,4 +520,4 @@ class FakeEngine(Engine):
                 slot.high[:] = 0xAA
                 slot.state_high = b"\xaa" * len(slot.state_high)
                 slot.length = min(slot.length + 1, self.shape.ctx)
-            raise EngineError(f"injected: {operation}")
+            raise EngineError(f"{INJECTED}{operation}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.index import Entry, Index
-from headstart.testing.simulation.checks import believed
+from headstart.testing.simulation.checks import Tenants, believed
 from headstart.testing.simulation.history import Scenario
 from headstart.testing.simulation.install import installed
 from headstart.testing.simulation.run import HistoryRun, run
@@ -52,19 +53,42 @@ def test_the_disk_has_promised_what_all_processes_believe() -> None:
     assert believed([index(a=True, b=True), index(a=False, c=True)]) == {b"a" * 32: False}
 
 
+def test_a_tenant_may_reuse_what_it_has_sent_and_no_more() -> None:
+    tenants, call = Tenants(), object()
+    tenants.adds(0, as_tokens([1, 2, 3]))
+    tenants.adds(0, as_tokens([1, 2, 4, 5]), call)
+    tenants.adds(1, as_tokens([1, 2, 4, 5, 6]))
+    assert tenants.known(0, as_tokens([1, 2, 4, 5]), call) == 2
+    assert tenants.known(0, as_tokens([1, 2, 4, 5]), object()) == 4
+    assert tenants.known(1, as_tokens([7]), call) == tenants.known(2, as_tokens([1]), call) == 0
+
+
+def test_an_error_that_no_fault_explains_ends_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors of the disk's thread and of requests, which are only logged."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise KeyError("of a program")
+
+    for where, what in (("headstart.tiers.write_behind.Disk.write", "disk"), ("headstart.serving.job.Job.finish", "scheduler")):
+        with monkeypatch.context() as patch, installed():
+            patch.setattr(where, fails)
+            found = run(Scenario.of(0))
+        assert re.match(f"an internal error: .{{2}}headstart.{what}: ", found.violation), where
+
+
 def test_an_object_that_is_not_listed_again_after_a_crash_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its row is taken out of the catalogue just before the end."""
-    looks, forgotten = list[bool](), HistoryRun._forgotten
+    done, forgotten = list[HistoryRun](), HistoryRun._forgotten
 
     def forgetting(history: HistoryRun) -> bool:
-        if not looks and (disk := history.servers[-1].disk) is not None and disk._disk is not None:
-            stored = [(key,) for key in history._promised if history._file(key)]
+        disk = history.servers[-1].disk
+        stored = [(key,) for key in history._promised if history._file(key)]
+        if stored and history not in done and disk is not None and disk._disk is not None:
             sqlite3.Connection.executemany(disk._disk.catalog._db, "DELETE FROM objects WHERE key = ?", stored)
-        looks.append(forgotten(history))
-        return looks[-1]
+            done.append(history)
+        return forgotten(history)
 
     monkeypatch.setattr(HistoryRun, "_forgotten", forgetting)
     with installed():
-        found = run(Scenario.of(13))
-    assert found.violation.startswith("forgotten after a crash")
-    assert all(looks)
+        found = next(violation for seed in range(50) if (violation := run(Scenario.of(seed)).violation))
+    assert found.startswith("forgotten after a crash")

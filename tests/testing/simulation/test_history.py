@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import subprocess
 import sys
@@ -11,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from effort import SLOW
+from effort import NEW_SEED, SLOW
 from headstart.testing.simulation.coverage import SOURCE, reasons
+from headstart.testing.simulation.erasures import Deletion, Erasures
 from headstart.testing.simulation.history import Scenario
-from headstart.testing.simulation.shrink import written
+from headstart.testing.simulation.install import installed
+from headstart.testing.simulation.run import run
+from headstart.testing.simulation.shrink import shrink, written
+from headstart.testing.simulation.violation import Violation
 
 
 def simulate(*options: str) -> str:
@@ -34,12 +37,10 @@ def test_nothing_goes_wrong_in_histories_of_fixed_seeds(first: int) -> None:
     assert re.search(r"^violations +0$", printed, re.MULTILINE)
 
 
-@pytest.mark.slow  # by default a test passes or fails for what was changed; `make simulate` takes new seeds
-def test_nothing_goes_wrong_in_new_histories(capsys: pytest.CaptureFixture[str]) -> None:
-    seed = random.SystemRandom().randrange(1 << 40)
-    with capsys.disabled():
-        print(f"\nsimulated: seed {seed}")
-    simulate("--seeds", f"{seed}..{seed + 100}")
+def test_nothing_goes_wrong_in_new_histories() -> None:
+    """The summary of all tests says from which seed on (`tests/conftest.py`)."""
+    seed, count = int(os.environ[NEW_SEED]), 100 if SLOW else 6
+    simulate("--seeds", f"{seed}..{seed + count - 1}")
 
 
 def test_a_seed_decides_everything() -> None:
@@ -58,11 +59,30 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_histories_are_long_have_tenants_and_evict() -> None:
-    """The median is at least 30 requests, each history has at least 3 tenants."""
+    """The median is at least 30 requests, each history has at least 3 tenants, and three of four evict."""
     histories = [Scenario.of(seed) for seed in range(100)]
     sizes = sorted(sum(event.what == "ask" for event in one.events) for one in histories)
     assert sizes[len(sizes) // 2] >= 30
     assert all(len({event.who for event in one.events if event.what == "ask"}) >= 3 for one in histories)
+    with installed():
+        seen = [run(one).seen for one in histories[:12]]
+    assert sum(one["evicted from memory"] > 0 for one in seen) >= 9
+    assert sum(one["evicted from disk"] > 0 for one in seen) >= 6
+
+
+def test_a_failing_history_becomes_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails is a check that takes each deletion for a fault."""
+
+    def answered(self: Erasures, deletion: Deletion) -> None:
+        raise Violation("a deletion")
+
+    monkeypatch.setattr(Erasures, "answered", answered)
+    with installed():
+        failed = run(next(one for seed in range(100) if run(one := Scenario.of(seed)).violation))
+        short = shrink(failed, 100)
+    assert (failed.violation, short.violation) == ("a deletion", "a deletion")
+    assert len(short.history.events) <= 4 < len(failed.history.events)
+    assert {"ask", "delete"} <= {event.what for event in short.history.events}
 
 
 def test_a_history_is_printed_as_python() -> None:

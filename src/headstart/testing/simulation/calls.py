@@ -83,7 +83,7 @@ OS = StandIn(
         "PathLike": os.PathLike,
     },
 )
-SHUTIL = StandIn("shutil", {"disk_usage": lambda path: SimpleNamespace(free=system().disk.free)})
+SHUTIL = StandIn("shutil", {"disk_usage": lambda path: SimpleNamespace(free=system().free())})
 FCNTL = StandIn(
     "fcntl", {"flock": _forward("flock"), "LOCK_EX": LOCK_EX, "LOCK_SH": LOCK_SH, "LOCK_NB": LOCK_NB, "LOCK_UN": LOCK_UN}
 )

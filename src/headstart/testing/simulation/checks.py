@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -218,7 +218,7 @@ class Checks:
         for key, allocated in sqlite3.Connection.execute(database, "SELECT key, allocated FROM objects"):
             file = names.get(f"{key.hex()}.rows")
             if file is None:
-                require(key in files.missing, "disk: a row without an object")
+                require(key in files.gone, "disk: a row without an object")
             elif not file.rotten:
                 require(file.allocated == allocated, "disk: a row with another size than its object")
 
@@ -252,23 +252,37 @@ def believed(indexes: Sequence[Index]) -> dict[BlockId, bool]:
 
 
 class Tenants:
-    """How many prompts each tenant has sent. What the first one reuses would be another tenant's."""
+    """What each tenant has sent, and what it was answered. What it reuses beyond that would be another tenant's."""
 
     def __init__(self) -> None:
-        self._sent: Counter[int] = Counter()
+        self._texts: defaultdict[int, list[tuple[object, Tokens]]] = defaultdict(list)
 
-    def sends(self, who: int) -> None:
-        self._sent[who] += 1
+    def adds(self, who: int, tokens: Tokens, call: object = None) -> None:
+        """A text of a tenant: the prompt of a call, or a prompt with its reply."""
+        self._texts[who].append((call, tokens))
 
-    def first(self, who: int) -> bool:
-        """Whether the tenant has sent one prompt only."""
-        return self._sent[who] == 1
+    def known(self, who: int, tokens: Tokens, call: object) -> int:
+        """With how many of these tokens a text of the tenant begins that is not the call's own."""
+        most = 0
+        for whose, text in self._texts[who]:
+            size = min(len(text), len(tokens))
+            if whose is not call and size > most:
+                differs = np.flatnonzero(text[:size] != tokens[:size])
+                most = max(most, int(differs[0]) if len(differs) else size)
+        return most
 
 
-def space(files: FileSystem, budget: int, known: Collection[bytes], elsewhere: Collection[bytes]) -> None:
+def space(
+    files: FileSystem,
+    budget: int,
+    known: Collection[bytes],
+    elsewhere: Collection[bytes],
+    left: Callable[[], Collection[bytes]] = frozenset,
+) -> None:
     """The hard budget of the disk.
 
     Args:
+        left: keys of objects without a row that killed processes have left. A server finds them at its next clean-up.
         known: keys of objects without a row of which the server that writes knows. Of one that has just lost its row to another
             process, because bit rot has made it look like one of a later version, it will know after its next clean-up.
         elsewhere: those of which another server knows. So it will with them.
@@ -276,8 +290,8 @@ def space(files: FileSystem, budget: int, known: Collection[bytes], elsewhere: C
     used = sum(files.disk.used(f"{ROOT}/{folder}") for folder in ("objects", "tmp", "quarantine"))
     if used > budget - RESERVE:
         objects = files.disk.names.get(f"{ROOT}/objects", {}).items()
-        strange = {bytes.fromhex(name.split(".")[0]): file for name, file in objects}
-        used -= sum(file.allocated for key, file in strange.items() if key not in known and (key in elsewhere or _later(file)))
+        strange, others = {bytes.fromhex(name.split(".")[0]): file for name, file in objects}, {*elsewhere, *left()}
+        used -= sum(file.allocated for key, file in strange.items() if key not in known and (key in others or _later(file)))
     require(used <= budget - RESERVE, f"disk: {used} bytes, but {budget - RESERVE} may be used")
 
 

@@ -60,6 +60,7 @@ class Clients(SimulatedMachine):
         for (who, _), talk in sorted(self.talks.items()):
             if talk.messages and self.here.dice.random() < 0.5:
                 prompt = runtime.chat_prompt(talk.conversation(self.salts[who]))
+                self.tenants.adds(who, prompt.tokens)
                 yield Chain(root(self.salts[who]), size, prompt.tokens)
 
     def _play(self) -> None:
@@ -85,15 +86,14 @@ class Clients(SimulatedMachine):
             case "fault":
                 self.faults.arm(event.how, event.size)
             case "clock":
-                self.faults.counts["clock_jump"] += 1
+                self.here.read = partial(self.faults.counts.update, ["clock_jump"])
                 self.here.skew += event.size
                 self.files.stuck = min(self.files.stuck, self.files.now())
                 self.checks.lifetimes.jumped(event.size)
                 if event.size < 0:
                     self.checks.erasures.clock_set_back(self.here.now)
             case "space":
-                self.faults.counts["little_space"] += 1
-                self.disk.free = event.size
+                self.disk.free, self.disk.short = event.size, True
             case "second":
                 self._second(event)
             case "rm":
@@ -117,7 +117,7 @@ class Clients(SimulatedMachine):
     def _second(self, event: Happening) -> None:
         others = [one for one in self.servers if one.process.name.startswith("second")]
         if event.how != "stop" and not others:
-            self.faults.counts["second_process"] += 1
+            self.seen["second server"] += 1
             if self.checks.shared is not None:
                 self.checks.shared.told = self.setup.apart
             self._serve("second")
@@ -227,6 +227,8 @@ class Clients(SimulatedMachine):
             except HeadstartError as error:
                 if event.what == "pin":
                     pinned.failed(refused=isinstance(error, Conflict | NotFound))
+                elif event.what == "unpin" and isinstance(error, NotFound):
+                    pinned.not_unpinned(asked)
                 self.seen[f"{event.what}: {type(error).__name__}"] += 1
 
         done = self.here.spawn(act, "operation", server.process)

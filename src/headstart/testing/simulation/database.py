@@ -1,9 +1,11 @@
 """Database: a stand-in for `sqlite3`. The catalogue is a real database in a real folder, which a power failure rolls back.
 
 SQLite promises with `journal_mode=WAL` and `synchronous=FULL`: each transaction whose commit has returned stays. A transaction
-that a power failure interrupts is there as a whole, or not at all, and the end of the log may be torn. So a failure between two
+that a power failure interrupts is there as a whole, or not at all, and the log may be torn. So a failure between two
 statements leaves the files as they are, because SQLite has synced them. A failure during a commit leaves one of these states,
-as the dice say: no byte of the commit, a part of its bytes with holes, or all of it.
+as the dice say: no byte of the commit, some of the sectors that it has written, or all of it.
+
+With `synchronous=NORMAL` a commit is synced by a later one with FULL. A failure until then leaves one of these states too.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from headstart.testing.simulation.disk import SECTOR
 from headstart.testing.simulation.faults import SQL_CODES, sql_error
-from headstart.testing.simulation.filesystem import system
+from headstart.testing.simulation.filesystem import FileSystem, system
 from headstart.testing.simulation.kernel import world
 from headstart.testing.simulation.threads import StandIn
 
@@ -27,6 +31,8 @@ SECONDS = 1e-4
 """Most virtual seconds of a statement."""
 SYNC = 5e-3
 """Most virtual seconds of a commit."""
+LOG_HEADER = 32
+"""Bytes of the header of a log (https://sqlite.org/fileformat2.html#the_write_ahead_log)."""
 
 _execute, _executemany = sqlite3.Connection.execute, sqlite3.Connection.executemany
 
@@ -35,6 +41,8 @@ class Connection(sqlite3.Connection):
     """A connection whose statements take virtual time and meet faults."""
 
     dead = False
+    lazy = False  # whether `synchronous` is NORMAL
+    _before = 0  # rows that it had changed when the transaction began
 
     def execute(self, sql: str, *values: Any) -> Any:
         return self._statement(sql, partial(_execute, self, sql, *values))
@@ -44,11 +52,14 @@ class Connection(sqlite3.Connection):
 
     def _statement(self, sql: str, run: Callable[[], sqlite3.Cursor]) -> Any:
         self._check()
-        selects = sql.startswith("SELECT")
-        reads = selects or sql.startswith("PRAGMA")
+        selects = sql.startswith(("SELECT", "WITH"))
+        # A catalogue is created in a transaction. Outside of one, tables that are there are not created again.
+        reads = selects or sql.startswith(("PRAGMA", "CREATE"))
         here = world()
         if here.trace is not None:
             here.say(f"sql {sql[:100]!r}")
+        if sql.startswith("BEGIN"):
+            self._before = self.total_changes
         try:
             if reads or self.in_transaction or sql.startswith("BEGIN"):
                 self._meet("select" if reads else "change")
@@ -56,12 +67,14 @@ class Connection(sqlite3.Connection):
                 return self._patiently(run)
             return self._commit(partial(self._patiently, run))  # a transaction of its own
         finally:
+            if sql.startswith("PRAGMA synchronous="):
+                self.lazy = sql.endswith("NORMAL")
             if not selects:
                 system().real_changes()
 
     def __exit__(self, kind: Any, *rest: Any) -> Any:
         try:
-            if kind is None and self.in_transaction:
+            if kind is None and self.in_transaction and self.total_changes > self._before:
                 self._check()
                 try:
                     return self._commit(lambda: sqlite3.Connection.__exit__(self, kind, *rest))
@@ -74,21 +87,31 @@ class Connection(sqlite3.Connection):
             system().real_changes()
 
     def _commit(self, run: Callable[[], Any]) -> Any:
-        crash, faults = self._meet("commit", crashes=False), system().faults
+        crash, files = self._meet("commit", crashes=False), system()
+        faults = files.faults
         faults.crashing += crash is not None
         try:
             world().pause(SYNC)
             if crash is None:
-                return run()
-            before = snapshot(system().real)
+                return self._synced(run)
+            before = snapshot(files.real) if files.unsynced is None else files.unsynced
             run()
-            tear(system().real, before, world().dice)
+            tear(files, before, world().dice)
             faults.counts[crash] += 1
-            system().crash(crash)
+            files.crash(crash)
         finally:
             faults.crashing -= crash is not None
         world().alive()
         raise AssertionError("a crash that nobody noticed")
+
+    def _synced(self, run: Callable[[], Any]) -> Any:
+        """A commit that no power failure interrupts."""
+        files = system()
+        before = snapshot(files.real) if self.lazy and files.unsynced is None else files.unsynced
+        written = files.written_back()
+        done = run()
+        files.unsynced = before if self.lazy and files.written_back() == written else None
+        return done
 
     def _meet(self, call: str, crashes: bool = True) -> str | None:
         """Meets the fault that is armed for this call. Returns a crash that the caller must carry out itself."""
@@ -138,6 +161,7 @@ class Connection(sqlite3.Connection):
         self._check()
         self.dead = True
         super().close()
+        system().unsynced = None  # the last one to close it writes the log back
         system().real_changes()
 
     def end(self) -> None:
@@ -165,6 +189,16 @@ def connect(address: str, *, timeout: float, isolation_level: None, check_same_t
     return made
 
 
+def keys_of(folder: Path) -> set[bytes]:
+    """The keys of all rows. There are none while a damaged catalogue is replaced."""
+    path = folder / "index.sqlite"
+    if not path.exists():
+        return set()
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database, suppress(sqlite3.OperationalError):
+        return {key for (key,) in database.execute("SELECT key FROM objects")}
+    return set()  # its tables were just being created
+
+
 def snapshot(folder: Path) -> dict[str, bytes]:
     """The database and its log."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.endswith("-shm")}
@@ -176,26 +210,36 @@ def restore(folder: Path, files: dict[str, bytes]) -> None:
         (folder / name).write_bytes(data)
 
 
-def tear(folder: Path, before: dict[str, bytes], dice: random.Random) -> None:
-    """Chooses what is left of a commit in a power failure. The process must not use its connections any more."""
-    after = snapshot(folder)
+def tear(files: FileSystem, before: dict[str, bytes], dice: random.Random) -> None:
+    """Chooses what is left of commits in a power failure. The process must not use its connections any more.
+
+    Args:
+        before: the database and its log before them.
+    """
+    after = snapshot(files.real)
     log = next((name for name in after if name.endswith("-wal")), None)
-    old, new = before.get(log or "", b""), after.get(log or "", b"")
     chosen = before
     match dice.randrange(3):
-        case 0 if log is not None and len(new) > len(old) and new.startswith(old):
-            left = bytearray(new[: dice.randrange(len(old), len(new))])
-            for at in range(len(old) // 512 * 512, len(left), 512):
-                if at >= len(old) and dice.random() < 0.3:
-                    left[at : at + 512] = bytes(len(left[at : at + 512]))
-            chosen = {**before, log: bytes(left)}
-            system().disk.lost["torn commit"] += 1
+        case 0 if log is not None and after[log] != before.get(log):
+            chosen = {**before, log: _torn(before.get(log, b""), after[log], dice)}
+            files.disk.lost["torn commit"] += 1
         case 1:
             chosen = after
-            system().disk.lost["commit without answer"] += 1
+            files.disk.lost["commit without answer"] += 1
         case _:
-            system().disk.lost["lost commit"] += 1
-    system().after_crash = chosen
+            files.disk.lost["lost commit"] += 1
+    files.after_crash = chosen
+
+
+def _torn(old: bytes, new: bytes, dice: random.Random) -> bytes:
+    """A log of which some sectors were written. Its header is written, and synced, before it is begun again."""
+    left = bytearray(old.ljust(dice.randint(min(len(old), len(new)), len(new)), b"\0"))
+    for at in range(0, min(len(left), len(new)), SECTOR):
+        if dice.random() < 0.7:
+            sector = new[at : at + SECTOR][: len(left) - at]
+            left[at : at + len(sector)] = sector
+    left[:LOG_HEADER] = new[:LOG_HEADER]
+    return bytes(left)
 
 
 _NAMES = {name: value for name, value in vars(sqlite3).items() if not name.startswith("__")}

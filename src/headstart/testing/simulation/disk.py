@@ -65,12 +65,14 @@ class VirtualDisk:
         names: what programs see.
         durable: what they see after a power failure, if nothing of the last changes is kept.
         free: bytes that other programs have left.
+        short: whether no program has asked for that since it became little.
         lost: what power failures have taken, by kind.
     """
 
     def __init__(self, free: int) -> None:
         self.names: FolderNames = {"/": {}}
         self.free = free
+        self.short = False
         self.lost: Counter[str] = Counter()
         self.durable: FolderNames = {"/": {}}
         self._changes: list[Change] = []
@@ -103,6 +105,18 @@ class VirtualDisk:
         folder, _, name = path.rpartition("/")
         del self.names[folder][name]
         self._changes.append(Change(file, (folder, name), None))
+
+    def lose(self, path: str) -> bool:
+        """Somebody else has deleted a file, and made that durable. Returns whether it was there."""
+        folder, _, name = path.rpartition("/")
+        file = self.names.get(folder, {}).pop(name, None)
+        if file is None:
+            return False
+        self._changes = [change for change in self._changes if change.file is not file]
+        for names in self.durable.values():
+            for old in [old for old, one in names.items() if one is file]:
+                del names[old]
+        return True
 
     def rename(self, old: str, new: str, now: float) -> None:
         file = self.file(old)

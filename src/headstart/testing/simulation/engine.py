@@ -15,7 +15,6 @@ from headstart.interfaces.tokens import Bytes
 from headstart.testing.fake_engine import GAP, NOISE, FakeEngine, Operation, _Slot
 from headstart.testing.simulation.faults import Faults
 from headstart.testing.simulation.kernel import world
-from headstart.testing.simulation.threads import TIME
 
 PREFILL = 2e-3
 """Most virtual seconds of prefill for a token."""
@@ -80,7 +79,7 @@ class SimulatedEngine(UntimedEngine):
         start = self._slots[slot].length
         self._change(slot, start)
         super().prefill(slot, tokens, logits=logits)
-        self.made[slot, start : start + len(tokens)] = TIME.time()
+        self.made[slot, start : start + len(tokens)] = world().wall
 
     def decode(self, steps: Sequence[Step]) -> None:
         world().pause(DECODE)
@@ -89,7 +88,7 @@ class SimulatedEngine(UntimedEngine):
             self._change(step.slot, self._slots[step.slot].length)
         super().decode(steps)
         for step in steps:
-            self.made[step.slot, self._slots[step.slot].length - 1] = TIME.time()
+            self.made[step.slot, self._slots[step.slot].length - 1] = world().wall
 
     def export_kv(self, slot: int, spans: Sequence[Span]) -> None:
         world().pause(COPY)

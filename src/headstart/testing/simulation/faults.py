@@ -39,6 +39,9 @@ MEETS: dict[str, tuple[str, ...]] = {
     "sql_corrupt": ("select", "change"),
     "power_loss": (*FILE_CALLS, *SQL_CALLS),
     "kill": (*FILE_CALLS, *SQL_CALLS),
+    "power_loss while writing": ("write", "fsync", "rename"),
+    "power_loss in a commit": ("commit",),
+    "kill while writing": ("write", "fsync", "rename", "commit"),
     "prefill": ("prefill",),
     "decode": ("decode",),
     "export": ("export",),
@@ -61,9 +64,9 @@ MEETS: dict[str, tuple[str, ...]] = {
     "store_swapped": ("shared get",),
 }
 """The calls that each kind of fault can meet."""
-DISK_FAULTS = tuple(
-    kind for kind, calls in MEETS.items() if calls[0] in (*FILE_CALLS, *SQL_CALLS) and kind not in ("power_loss", "kill")
-)
+CRASHES = {name: name.partition(" ")[0] for name in MEETS if name.startswith(("power_loss", "kill"))}
+"""What a crash is, by its name, which also says when it comes."""
+DISK_FAULTS = tuple(kind for kind, calls in MEETS.items() if calls[0] in (*FILE_CALLS, *SQL_CALLS) and kind not in CRASHES)
 STORE_FAULTS = tuple(kind for kind in MEETS if kind.startswith("store_"))
 ENGINE_FAULTS = tuple(kind for kind, calls in MEETS.items() if calls[0] not in (*FILE_CALLS, *SQL_CALLS, *STORE_CALLS))
 STATE_FAULTS = ("export checkpoint", "import checkpoint", "rewind")
@@ -109,7 +112,7 @@ class Faults:
                 if armed.skip < 0:
                     self._armed.remove(armed)
                     self._meets = frozenset(one for left in self._armed for one in MEETS[left.kind])
-                    return armed.kind
+                    return CRASHES.get(armed.kind, armed.kind)
         return None
 
     @property

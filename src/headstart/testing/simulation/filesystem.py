@@ -12,7 +12,7 @@ from typing import Any
 
 from headstart.testing.simulation.disk import VirtualDisk
 from headstart.testing.simulation.faults import ERRNOS, Faults, os_error
-from headstart.testing.simulation.kernel import EPOCH, world
+from headstart.testing.simulation.kernel import world
 from headstart.testing.simulation.open_files import FOLDER, Entries, FileLocks, FolderEntry, OpenFile, stat_of
 from headstart.testing.simulation.tasks import Process
 
@@ -34,7 +34,8 @@ class FileSystem:
         crash: called for a crash in this call: `power_loss` or `kill`.
         synced: called when a file has been made durable.
         dropped: called when a catalogue is deleted, because it is damaged.
-        missing: keys of objects that somebody else has deleted.
+        missing: keys of objects that somebody else has deleted, which took their pins.
+        gone: those that were not stored again.
         put_aside: keys of objects that a server has put into quarantine.
         stuck: when a file could not be deleted last, in seconds since 1970.
     """
@@ -47,6 +48,7 @@ class FileSystem:
         self.synced: Callable[[], None] = lambda: None
         self.dropped: Callable[[], None] = lambda: None
         self.missing: set[bytes] = set()
+        self.gone: set[bytes] = set()
         self.put_aside: set[bytes] = set()
         self.stuck = float("-inf")
         self._opened: dict[int, OpenFile] = {}
@@ -55,6 +57,7 @@ class FileSystem:
         self._real_names: list[str] | None = None  # what is known of SQLite's files since it has changed them
         self._real_stats: dict[str, os.stat_result] = {}
         self.after_crash: dict[str, bytes] | None = None  # what a torn commit leaves of the catalogue
+        self.unsynced: dict[str, bytes] | None = None  # the catalogue before its first commit that need not be durable yet
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -92,6 +95,7 @@ class FileSystem:
 
     def lose_power(self) -> None:
         self.real_changes()
+        self.unsynced = None
         self._opened.clear()
         self._locks = FileLocks()
 
@@ -103,7 +107,7 @@ class FileSystem:
         return f"{self.real}/{name}" if name.startswith(_REAL) else None
 
     def now(self) -> float:
-        return EPOCH + world().now + world().skew
+        return world().wall
 
     def open(self, path: Any, flags: int, mode: int = 0o777) -> int:
         name = str(path)
@@ -114,11 +118,10 @@ class FileSystem:
             os.close(os.open(real, flags, mode))
             self.real_changes()
         elif name not in self.disk.names:
-            if kind == "missing" and self._is_object(name):
+            if kind == "missing" and self._is_object(name) and self.disk.lose(name):
                 self.faults.counts[kind] += 1
                 self.missing.add(_key_of(name))
-                self.disk.unlink(name)
-                self.disk.sync_folder(name.rpartition("/")[0])
+                self.gone.add(_key_of(name))
             try:
                 file = self.disk.file(name)
                 if flags & os.O_EXCL:
@@ -208,6 +211,8 @@ class FileSystem:
         if self._is_object(str(old)):
             self.put_aside.add(_key_of(str(old)))
         self.disk.rename(str(old), str(new), self.now())
+        if self._is_object(str(new)):
+            self.gone.discard(_key_of(str(new)))
 
     def unlink(self, path: Any) -> None:
         name = str(path)
@@ -218,6 +223,7 @@ class FileSystem:
             raise
         if (real := self.is_real(name)) is not None:
             self.dropped()
+            self.unsynced = None
             os.unlink(real)
             self.real_changes()
         else:
@@ -246,6 +252,10 @@ class FileSystem:
             self._real_names = sorted(os.listdir(self.real))
         return self._real_names
 
+    def written_back(self) -> int:
+        """Changes when SQLite writes its log back, which syncs it first."""
+        return os.stat(f"{self.real}/{_REAL}").st_mtime_ns
+
     def real_changes(self) -> None:
         """SQLite does something with its files."""
         self._real_names = None
@@ -265,6 +275,12 @@ class FileSystem:
         found = self._of(number).file
         assert found is not None
         return stat_of(found)
+
+    def free(self) -> int:
+        """Bytes that other programs have left, for a program."""
+        self.faults.counts["little_space"] += self.disk.short
+        self.disk.short = False
+        return self.disk.free
 
     # ── locks ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

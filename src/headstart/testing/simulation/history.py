@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from headstart.testing.simulation.faults import DISK_FAULTS, ENGINE_FAULTS, MEETS, STATE_FAULTS, STORE_FAULTS
+from headstart.testing.simulation.faults import CRASHES, DISK_FAULTS, ENGINE_FAULTS, MEETS, STATE_FAULTS, STORE_FAULTS
 
 What = Literal[
     "ask",
@@ -216,8 +216,8 @@ def _trouble(dice: random.Random, setup: Setup, last: float) -> list[Happening]:
         # The first read of an object is that of its header.
         skip = dice.choice([0, 1, 1, 2, 3, 5] if MEETS[kind] == ("read",) else [0, 0, 0, 1, 3, 10, 30])
         events.append(Happening(at(), "fault", how=kind, size=skip))
-    for _ in range(0 if calm else dice.choice([0, 0, 1, 1, 2, 3])):
-        kind = dice.choice(["power_loss", "power_loss", "kill"])
+    for _ in range(0 if calm else dice.choice([0, 1, 1, 2, 3])):
+        kind = dice.choice([*CRASHES])
         events.append(Happening(at(), "fault", how=kind, size=dice.choice([0, 1, 3, 10, 30, 90])))
     if dice.random() < 0.5:
         stop = at()

@@ -31,6 +31,7 @@ class World:
         dice: decides everything that is left open.
         now: virtual seconds since the beginning.
         skew: seconds by which the wall clock was set forward.
+        read: called when a program reads the wall clock next.
         task: the one that runs.
         errors: exceptions that ended a task, which must not happen.
         trace: gets a line about each call, for people.
@@ -41,6 +42,7 @@ class World:
         self.dice = random.Random(seed)
         self.now = 0.0
         self.skew = 0.0
+        self.read: Callable[[], None] | None = None
         self.task: Task | None = None
         self.errors: list[tuple[str, BaseException]] = []
         self.steps = 0
@@ -53,6 +55,18 @@ class World:
         self._hub = getcurrent()
         self._leave: Callable[[], object] = self._hub.switch
         self._random = self.dice.random
+
+    @property
+    def wall(self) -> float:
+        """The wall clock, in seconds since 1970."""
+        return EPOCH + self.now + self.skew
+
+    def time(self) -> float:
+        """The wall clock, for a program."""
+        if self.read is not None:
+            read, self.read = self.read, None
+            read()
+        return self.wall
 
     def say(self, what: str) -> None:
         """A line for `--trace`."""

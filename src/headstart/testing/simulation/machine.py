@@ -18,7 +18,7 @@ from headstart.serving.runtime import Runtime
 from headstart.testing.simulation import checks as checking
 from headstart.testing.simulation import filesystem
 from headstart.testing.simulation.checks import Checks
-from headstart.testing.simulation.database import restore, snapshot
+from headstart.testing.simulation.database import keys_of, restore, snapshot, tear
 from headstart.testing.simulation.disk import Inode, VirtualDisk
 from headstart.testing.simulation.engine import UntimedEngine
 from headstart.testing.simulation.erasures import Deletion, Erasures
@@ -48,7 +48,8 @@ class SimulatedMachine:
         programs: other processes that use the folder.
         returning: crashed servers that somebody will start again.
         violation: what a crash has shown.
-        shared: what the shared tier has counted, of servers that have ended.
+        evicted: entries by tier, of servers that have ended.
+        shared: what the shared tier has counted, of these servers.
     """
 
     def __init__(self, history: Scenario, real: Path) -> None:
@@ -83,8 +84,10 @@ class SimulatedMachine:
         self.returning = 0
         self._processes: list[SimulatedServer] = []
         self._promised: dict[BlockId, bool] = {}
+        self._left: set[bytes] = set()  # objects without a row that killed processes have left
         self._spoiled = 0
         self.violation: Violation | None = None
+        self.evicted: Counter[str] = Counter()
         self.shared: Counter[str] = Counter()
 
     def _synced(self) -> None:
@@ -96,7 +99,7 @@ class SimulatedMachine:
                     if one.disk is not None and one.disk._disk is not None:
                         whose = known if task is not None and one.process is task.process else elsewhere
                         whose.update(one.disk._disk._strange)
-                checking.space(self.files, disk_budget(self.setup), known, elsewhere)
+                checking.space(self.files, disk_budget(self.setup), known, elsewhere, lambda: self._left & self._unlisted())
             self.checks.pinned.files(self.files)
         except Violation as error:  # a server would take it for an error of the disk
             self.violation = self.violation or error
@@ -147,11 +150,18 @@ class SimulatedMachine:
             self._leave(server)
         if kind == "power_loss":
             self._lose_power()
+        else:
+            self._left |= self._unlisted()
         for server in dying:
             if not server.closing:
                 name = server.process.name.rpartition(" ")[0]
                 self.returning += 1
                 self.here.spawn(partial(self._again, name), "start again", self.clients)
+
+    def _unlisted(self) -> set[bytes]:
+        """The objects without a row."""
+        names = self.disk.names.get(f"{ROOT}/objects", {})
+        return {bytes.fromhex(name.split(".")[0]) for name in names} - keys_of(self.files.real)
 
     def _believed(self, servers: Collection[SimulatedServer]) -> Iterator[tuple[BlockId, bool]]:
         """What all servers of a model believe to be on disk."""
@@ -165,11 +175,18 @@ class SimulatedMachine:
         """A process ends, with all its threads."""
         self.here.kill(server.process)
         self.servers.remove(server)
+        if server.runtime is not None:
+            self.checks.pinned.left(server.runtime)
         self._count(server)
         self._spoiled += server.engine.spoiled
 
     def _count(self, server: SimulatedServer) -> None:
-        if server.runtime is not None and server.runtime.cache.shared.on:
+        if server.runtime is None:
+            return
+        self.evicted["memory"] += server.runtime.cache.store.counters["evicted"]
+        if server.disk is not None:
+            self.evicted["disk"] += server.disk.counters["evicted"]
+        if server.runtime.cache.shared.on:
             self.shared += server.runtime.cache.shared.counters
 
     def _again(self, name: str) -> None:
@@ -179,6 +196,8 @@ class SimulatedMachine:
 
     def _lose_power(self) -> None:
         self.disk.lose_power(self.here.dice)
+        if self.files.after_crash is None and self.files.unsynced is not None:
+            tear(self.files, self.files.unsynced, self.here.dice)
         self.files.lose_power()
         kept, self.files.after_crash = self.files.after_crash, None
         kept = snapshot(self.files.real) if kept is None else kept
@@ -197,7 +216,7 @@ class SimulatedMachine:
 
     def _durable(self, key: BlockId, canonical: bool) -> None:
         file = self._file(key)
-        if key in self.files.missing:
+        if key in self.files.gone:
             return
         require(file is not None, "lost in a power failure: an object that was stored")
         assert file is not None

@@ -57,7 +57,7 @@ class PinnedChains:
         self._free: set[BlockId] = set()  # what was unpinned
         self._released = 0
         self._unknown = 0  # pins of which nobody knows whether they hold: other chains may need what is unpinned
-        self._unpinning: set[int] = set()  # what was asked and not answered: a pin may come before it, or after it
+        self._unpinning: dict[int, Runtime] = {}  # what was asked and not answered: a pin may come before it, or after it
         self._expiring: set[bytes] = set()
         self._spent: set[BlockId] = set()  # what those had pinned: it stays until its term is over
 
@@ -76,7 +76,8 @@ class PinnedChains:
         return self._released
 
     def answered(self, asked: int, chain: CachedChain, runtime: Runtime, files: FileSystem) -> None:
-        """The owner knows that a chain is pinned."""
+        """The owner knows that a chain is pinned. So what this server was asked before has been done, or refused."""
+        self._unpinning = {number: one for number, one in self._unpinning.items() if one is not runtime or number > asked}
         if asked != self._released or self._unpinning or self._expires or chain.owner in self._expiring:
             return
         self._unknown -= 1
@@ -108,12 +109,20 @@ class PinnedChains:
         for last, chain in [*self._chains.items()]:
             if (last if known(last) is not None else chain.full) in path:
                 del self._chains[last]
-        self._unpinning.add(self._released)
+        self._unpinning[self._released] = runtime
         return self._released
+
+    def not_unpinned(self, asked: int) -> None:
+        """Nothing was done, and will be."""
+        self._unpinning.pop(asked, None)
+
+    def left(self, runtime: Runtime) -> None:
+        """A server has ended: it does no more of what it was asked."""
+        self._unpinning = {number: one for number, one in self._unpinning.items() if one is not runtime}
 
     def unpinned(self, asked: int, path: Collection[BlockId], files: FileSystem) -> None:
         """That was done. `asked`: the number of `unpins`."""
-        self._unpinning.discard(asked)
+        self._unpinning.pop(asked, None)
         if asked == self._released and not self._unknown:
             self._free |= {*path} - self._promised() - self._spent
             self.rows(files)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import random
 from collections.abc import Callable, Collection, Iterable, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PosixPath
 from typing import Any
 
@@ -16,7 +16,7 @@ from headstart.errors import HeadstartError
 from headstart.interfaces.conversation import Conversation
 from headstart.interfaces.engine import GREEDY, Sampling
 from headstart.interfaces.generation import GenerationParams
-from headstart.interfaces.tokens import BlockId
+from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain
 from headstart.serving.portions import LongWork
 from headstart.serving.request import Delta, Event, Failed, Finished, Progress, Request, Started
@@ -28,7 +28,7 @@ from headstart.testing.simulation.faults import Faults
 from headstart.testing.simulation.filesystem import ROOT
 from headstart.testing.simulation.history import Setup
 from headstart.testing.simulation.kernel import World
-from headstart.testing.simulation.talks import tokenizer
+from headstart.testing.simulation.talks import message, tokenizer
 from headstart.testing.simulation.tasks import Process
 from headstart.testing.simulation.threads import TIME, Queue
 from headstart.testing.simulation.violation import require
@@ -199,9 +199,9 @@ class SimulatedServer:
         if call.aborted:
             call.outcome = "aborted"
             return
-        self._tenants.sends(call.who)
+        self._tenants.adds(call.who, prompt.tokens, call)
         call.handle = runtime.submit(request, call.events.put)
-        left = choices
+        left, texts = choices, [""] * choices
         while left:
             try:
                 event = call.events.get(timeout=PATIENCE)
@@ -215,19 +215,23 @@ class SimulatedServer:
                 call.outcome, call.reason = "failed", type(event.error).__name__
                 return
             if isinstance(event, Started):
-                first = choices == 1 and self._tenants.first(call.who)
-                require(not first or not event.report.cached, "reused what another tenant has sent")
+                own = choices > 1 or event.report.cached <= self._tenants.known(call.who, prompt.tokens, call)
+                require(own, "reused what another tenant has sent")
                 self._started(event, request)
-            if isinstance(event, Delta) and event.choice == 0:
-                call.reply += event.text
+            if isinstance(event, Delta):
+                texts[event.choice] += event.text
             if isinstance(event, Progress):
                 require(event.done <= event.total, "more progress than there is to do")
             if isinstance(event, Finished):
                 left -= 1
                 self._finished(event, request)
+                self._tenants.adds(call.who, np.concatenate([prompt.tokens, as_tokens(event.tokens)]))
                 if event.choice == 0:
                     call.finished = event
-        call.outcome = "answered"
+        for text in texts:
+            answered = replace(conversation, messages=(*conversation.messages, message("assistant", text)))
+            self._tenants.adds(call.who, runtime.shared_prefix_prompt(answered).tokens)
+        call.outcome, call.reply = "answered", texts[0]
         if call.finished is not None:
             runtime.remember(call.finished.turn)
 

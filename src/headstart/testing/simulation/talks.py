@@ -65,11 +65,11 @@ class Talk:
 
     def go_on(self, event: Happening) -> None:
         """Changes the messages as an event says: then they wait for a reply."""
-        how, said = event.how, _message("user", text(event.seed, event.size))
+        how, said = event.how, message("user", text(event.seed, event.size))
         asked = [number for number, message in enumerate(self.messages) if message["role"] == "user"]
         if not self.messages or len(self.messages) > LONGEST:
             # Tenants have the same few system prompts, so each comes again.
-            self.messages = [_message("system", text(event.seed % 3, SYSTEM)), said]
+            self.messages = [message("system", text(event.seed % 3, SYSTEM)), said]
             return
         dice = random.Random(event.seed)
         if how == "edit" and asked:
@@ -87,8 +87,8 @@ class Talk:
             self.messages = self.messages[:-1] if how == "again" else [*self.messages, said]
 
     def answered(self, reply: str) -> None:
-        self.messages = [*self.messages, _message("assistant", reply)]
+        self.messages = [*self.messages, message("assistant", reply)]
 
 
-def _message(role: str, content: str) -> Message:
+def message(role: str, content: str) -> Message:
     return {"role": role, "content": content}

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from headstart.testing.simulation.kernel import EPOCH, world
+from headstart.testing.simulation.kernel import world
 from headstart.testing.simulation.tasks import Task, Waiters
 
 T = TypeVar("T")
@@ -246,7 +246,7 @@ RANDOM = StandIn("random", {"random": lambda: world().dice.random(), "Random": r
 TIME = StandIn(
     "time",
     {
-        "time": lambda: EPOCH + world().now + world().skew,
+        "time": lambda: world().time(),
         "monotonic": lambda: 1000.0 + world().now,
         "perf_counter": lambda: 1000.0 + world().now,
         "sleep": lambda seconds: world().sleep(seconds),

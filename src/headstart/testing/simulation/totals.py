@@ -22,6 +22,7 @@ CLIENTS = (
     "flood",
     "abort",
     "restart",
+    "second server",
     "pin",
     "unpin",
     "delete",
@@ -51,6 +52,7 @@ class Totals:
     virtual: float = 0.0
     requests: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
     seen: Counter[str] = field(default_factory=Counter)
     sizes: Counter[int] = field(default_factory=Counter)
     failures: dict[int, str] = field(default_factory=dict)
@@ -66,6 +68,7 @@ class Totals:
         self.virtual += result.virtual
         self.requests += result.requests
         self.faults += result.faults
+        self.lost += result.lost
         self.seen += result.seen
         self.sizes[sum(result.requests.values())] += 1
         if result.violation:
@@ -83,7 +86,7 @@ class Totals:
             found.histories += one.histories
             found.seconds += one.seconds
             found.virtual += one.virtual
-            for name in ("requests", "faults", "seen", "sizes"):
+            for name in ("requests", "faults", "lost", "seen", "sizes"):
                 getattr(found, name).update(getattr(one, name))
             found.failures.update(one.failures)
         return found
@@ -99,7 +102,7 @@ class Totals:
         if not path.exists():
             return cls()
         data = json.loads(path.read_text("utf-8"))
-        for name in ("requests", "faults", "seen"):
+        for name in ("requests", "faults", "lost", "seen"):
             data[name] = Counter(data[name])
         data["sizes"] = Counter({int(size): times for size, times in data["sizes"].items()})
         data["failures"] = {int(seed): what for seed, what in data["failures"].items()}
@@ -118,8 +121,10 @@ class Totals:
             ("requests a second of CPU", f"{requests / self.seconds:.0f}" if self.seconds else "–"),
             ("virtual hours", f"{self.virtual / 3600:,.1f}"),
             ("steps checked", f"{self.seen['step']:,}"),
+            ("evicted", f"{self.seen['evicted from memory']:,} from memory, {self.seen['evicted from disk']:,} from disk"),
             ("faults met", f"{self.faults.total():,}"),
             *((f"  {kind}", f"{count:,}") for kind, count in self.faults.most_common()),
+            ("power failures took", ", ".join(f"{what} {count:,}" for what, count in self.lost.most_common())),
             ("clients did", ", ".join(f"{what} {self.seen[what]:,}" for what in CLIENTS if self.seen[what])),
         ]
         width = max(len(name) for name, _ in rows)
