@@ -211,6 +211,29 @@ def test_what_a_failing_disk_could_not_delete_it_deletes_later(tmp_path: Path, m
     assert stored(tmp_path) == {label(1).key}
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_an_internal_error_is_told_from_a_fault_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reads: bool
+) -> None:
+    monkeypatch.setattr(write_behind, "PATIENCE", 0.05)
+
+    def fails(*_: Any) -> None:
+        raise KeyError("of a program")
+
+    found: list[Notice] = []
+    with opened(tmp_path) as tier:
+        monkeypatch.setattr(Disk, "read_into" if reads else "write", fails)
+        if reads:
+            results = tier.read([(label(0), np.empty(SIZE, np.uint8))])
+            assert isinstance(results[0], KeyError)
+        else:
+            tier.offer(label(0), rows(0))
+            waited(tier, found, lambda notices: any(isinstance(one, ObjectRefused) for one in notices))
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.getMessage().startswith("an internal error")
+    assert record.exc_info
+
+
 def test_a_last_wish_is_granted(tmp_path: Path) -> None:
     with opened(tmp_path) as tier:
         tier.offer(label(0), rows(0))
