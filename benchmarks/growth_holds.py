@@ -18,10 +18,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks import growth_disk
 from benchmarks.growth_disk import TURNS, filled, label, limit
 from benchmarks.growth_expiry import Stored, due, runtime_for
 from benchmarks.growth_rows import Row, row_of
@@ -123,6 +125,23 @@ def catalogue(entries: int) -> Iterator[tuple[str, Kept]]:
         yield "forgetting terms", kept(lambda: ages.forget_terms(time.time() + 1e9))
 
 
+def disk_thread(entries: int) -> Iterator[tuple[str, Kept]]:
+    """What the disk's thread does all the time, hundreds of times each, with the opening of the catalogue."""
+    filled(entries)
+    works: dict[str, Callable[[int], object]] = {
+        "choosing victims for 4 MiB on disk": growth_disk.evict,
+        "writing 4 MiB with eviction": growth_disk.write_with_eviction,
+        "hits of 20 blocks on disk": growth_disk.hits,
+        "looking for news of other processes": growth_disk.look,
+        "reading the catalogue after a start": growth_disk.read,
+    }
+    for name, work in works.items():
+        yield name, kept(partial(work, entries))
+    if entries <= 10**5:  # with files
+        filled(entries, sparse=True)
+        yield "a clean-up after a start", kept(partial(growth_disk.tidy, entries))
+
+
 def expired(entries: int) -> list[float]:
     """Of each piece in which the disk deletes what has expired: `store.AT_ONCE` objects, and at the end the traces of all."""
     with due(entries) as (disk, terms):
@@ -180,4 +199,6 @@ def _measured(entries: int) -> Iterator[Row]:
             yield from found.rows(name)
         yield from converted(entries).rows("converting a catalogue of version 5")
         yield row_of("kept: deleting what has expired, a piece", [held / 1e6 for held in expired(entries)])
+    for name, found in disk_thread(entries):  # last: it changes what is stored
+        yield from found.rows(name)
     yield from memo().rows(f"forgetting {TEXTS:,} tokenised texts")

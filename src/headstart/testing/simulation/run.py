@@ -72,7 +72,8 @@ class _Alarm(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         if error is None and isinstance(record.args, tuple):
             error = next((one for one in record.args if isinstance(one, EngineError)), None)
-        if error is not None and not (isinstance(error, EngineError) and str(error).startswith(INJECTED)):
+        wanted = isinstance(error, Violation) or (isinstance(error, EngineError) and str(error).startswith(INJECTED))
+        if error is not None and not wanted:
             self.heard.append(f"{record.name}: {record.getMessage()}: {error!r}")
 
 
