@@ -37,8 +37,6 @@ from headstart.tiers.write_behind import WriteBehind
 if TYPE_CHECKING:
     from headstart.serving.runtime import Runtime
 
-EVERY = 4
-"""Steps between two checks of all that is stored. Slots are checked at every step."""
 _LENGTH = 4
 
 
@@ -359,7 +357,7 @@ class Watch(NoListener):
             require(id(None) not in held and len(held) == len(running), "two replies in one slot")
             same = [slot.busy for slot in slots] == [id(slot) in held for slot in slots]
             require(same, "a slot is busy for nobody, or free for a reply")
-            if self.runtime is not None and checks.steps % EVERY == 0:
+            if self.runtime is not None:
                 self._parts(self.runtime)
                 checks.memory(self.runtime)
         except Violation as error:  # the scheduler would take it for an error of a listener
