@@ -9,7 +9,7 @@ import hypothesis
 SLOW = bool(os.environ.get("HEADSTART_SLOW"))
 """Whether tests may take real time: `--slow` sets it before a test file is imported."""
 
-NEW_SEED = "HEADSTART_NEW_SEED"
+NEW_SEED = "SIMULATION_SEED"
 """The variable that has the seed of the new histories of a run: of the environment, or else a random one."""
 
 

@@ -193,7 +193,10 @@ PLANTED = (
         "",
     ),
     Planted(
-        "what follows a stop text stays", "serving/scheduler.py", "            self.engine.truncate(slot.number, seen)\n", ""
+        "what follows a stop text stays",
+        "serving/scheduler.py",
+        "                self.engine.truncate(slot.number, seen)\n",
+        "                pass\n",
     ),
     Planted(
         "a slot keeps what a failed prefill left",
@@ -258,7 +261,7 @@ PLANTED = (
     Planted(
         "a deletion leaves the ghosts of checkpoints",
         "serving/stored.py",
-        "            keys |= set(map(checkpoint_id, blocks))  # one that was evicted has left a ghost\n",
+        "                keys |= set(map(checkpoint_id, blocks))  # one that was evicted has left a ghost\n",
         "",
     ),
     Planted(
