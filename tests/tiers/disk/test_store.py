@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import sqlite3
+import stat
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from effort import examples
 from headstart.interfaces.tier import EntryKind
 from headstart.interfaces.tokens import Bytes
 from headstart.prefix_cache.reuse_model import RequestTraits
-from headstart.tiers.disk import Disk, FormatError, Label
+from headstart.tiers.disk import Disk, FormatError, Label, schema
 from headstart.tiers.disk import files as disk_files
 from headstart.tiers.disk import lock as disk_lock
 from headstart.tiers.disk import store as disk_store
@@ -256,6 +257,54 @@ def test_a_bad_object_that_cannot_be_moved_counts_in_the_budget(tmp_path: Path, 
     disk.quarantine(label(1).key)
     assert len(list((tmp_path / "quarantine").iterdir())) == 1
     assert (len(disk), disk._stored) == (1, before)
+
+
+def test_a_catalogue_that_another_process_replaces_while_it_is_opened_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process had opened it and hung. SQLite finds the log by its name, so it found that of the new one (seed 15003464)."""
+    Disk(tmp_path, BIG).close()
+    known, others = schema.known_version, list[Disk]()
+
+    def hangs(database: sqlite3.Connection) -> int:
+        monkeypatch.undo()
+        schema.drop(tmp_path / "index.sqlite")
+        others.append(filled(tmp_path, 2))
+        return known(database)
+
+    monkeypatch.setattr(schema, "known_version", hangs)
+    with closing(Disk(tmp_path, BIG)) as disk:
+        (other,) = others
+        other.write([(label(5), rows(5))])
+        assert len(disk) == len(other) == 3
+    other.close()
+    with closing(Disk(tmp_path, BIG)) as disk:
+        assert len(disk) == 3
+
+
+def test_a_catalogue_has_its_name_when_it_has_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite deletes the log of an empty database: a process that had opened one would delete that of a new one.
+
+    What earlier versions, or a crash, have left is replaced: an empty file, and the log of another one.
+    """
+    (tmp_path / "index.sqlite").touch()
+    (tmp_path / "index.sqlite-wal").write_bytes(b"a log")
+    (tmp_path / "index.sqlite.new").write_bytes(b"half of one")
+    sizes, replace_file = list[int](), os.replace
+
+    def replaces(old: Any, new: Any) -> None:
+        if str(new).endswith("index.sqlite"):
+            sizes.append(Path(old).stat().st_size)
+            assert not Path(f"{new}-wal").exists()
+        replace_file(old, new)
+
+    monkeypatch.setattr(os, "replace", replaces)
+    with closing(filled(tmp_path, 2)) as disk:
+        assert len(disk) == 2
+    assert len(sizes) == 1
+    assert sizes[0] > 4096
+    assert not (tmp_path / "index.sqlite.new").exists()
+    assert stat.S_IMODE((tmp_path / "index.sqlite").stat().st_mode) == 0o600
 
 
 def test_an_object_of_a_later_version_counts_in_the_budget(tmp_path: Path) -> None:
@@ -883,6 +932,7 @@ def test_room_is_kept_for_what_is_not_seen_yet(tmp_path: Path, monkeypatch: pyte
 
 def test_a_catalogue_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that opened slowly went on with a catalogue that another one had deleted as damaged."""
+    Disk(tmp_path, 1 << 30).close()
     connect = disk_store.Catalog
 
     def slowly(*arguments: Any, **options: Any) -> disk_store.Catalog:

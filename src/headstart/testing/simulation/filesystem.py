@@ -208,6 +208,11 @@ class FileSystem:
 
     def replace(self, old: Any, new: Any) -> None:
         self.call("rename", str(new))
+        if (real := self.is_real(str(new))) is not None:
+            os.replace(self.is_real(str(old)) or "", real)
+            self.unsynced = None
+            self.real_changes()
+            return
         if self._is_object(str(old)):
             self.put_aside.add(_key_of(str(old)))
         self.disk.rename(str(old), str(new), self.now())
@@ -222,7 +227,8 @@ class FileSystem:
             self.stuck = self.now()
             raise
         if (real := self.is_real(name)) is not None:
-            self.dropped()
+            if name.endswith(_REAL):
+                self.dropped()
             self.unsynced = None
             os.unlink(real)
             self.real_changes()
@@ -254,7 +260,8 @@ class FileSystem:
 
     def written_back(self) -> int:
         """Changes when SQLite writes its log back, which syncs it first."""
-        return os.stat(f"{self.real}/{_REAL}").st_mtime_ns
+        path = f"{self.real}/{_REAL}"
+        return os.stat(path).st_mtime_ns if os.path.exists(path) else 0
 
     def real_changes(self) -> None:
         """SQLite does something with its files."""

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,8 +92,15 @@ class Catalog:
         sqlite3.Error: it cannot be opened, is damaged, or of a later version.
     """
 
-    def __init__(self, path: Path, alone: schema.Alone = lambda _: nullcontext(), *, creates: bool = True) -> None:
-        self._db = schema.connect(path, alone, creates=creates)
+    def __init__(
+        self,
+        path: Path,
+        alone: schema.Alone = lambda _: nullcontext(),
+        *,
+        creates: bool = True,
+        same: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._db = schema.connect(path, alone, creates=creates, same=same)
         self.ages, self.ranks = Ages(self._db), Ranks(self._db)
         self._held: tuple[int, Collection[bytes], Counter[bytes]] = -1, (), Counter()  # `pins`, what they keep, and whose it is
 

@@ -55,13 +55,17 @@ class Lock:
 
     def compare(self) -> None:
         """Raises OSError if the folder is not the one that was opened, or another process has replaced its catalogue."""
-        for path, opened in self._opened.items():
-            try:
-                found = files.identity(path)
-            except FileNotFoundError:
-                found = None
-            if found != opened:
-                raise OSError(errno.ESTALE, "the folder was replaced by another one", str(path))
+        for path in self._opened:
+            self.same(path)
+
+    def same(self, path: Path) -> None:
+        """Raises OSError if a file that is watched, or the lock itself, is another one now."""
+        try:
+            found = files.identity(path)
+        except FileNotFoundError:
+            found = None
+        if found != self._opened[path]:
+            raise OSError(errno.ESTALE, "the folder was replaced by another one", str(path))
 
     @contextlib.contextmanager
     def renewed(self, needed: Callable[[], bool] = lambda: False) -> Iterator[None]:

@@ -177,38 +177,59 @@ Alone = Callable[[Callable[[], bool]], AbstractContextManager[None]]
 """Excludes other processes, and those of older versions for good if that is needed: see `lock.Lock.renewed`."""
 
 
-def connect(path: Path, alone: Alone = lambda _: nullcontext(), *, creates: bool = True) -> sqlite3.Connection:
+def connect(
+    path: Path, alone: Alone = lambda _: nullcontext(), *, creates: bool = True, same: Callable[[], None] = lambda: None
+) -> sqlite3.Connection:
     """A connection to a catalogue. Its tables are created if there are none, and rebuilt if they are of an older version.
 
+    SQLite finds the log by its name, when it is first needed. If another process replaces the catalogue between the opening of
+    the database and that moment, the log is that of the new one, and what is written ruins it. So nothing is written before
+    `same` has been called after a read, and no tables are created but in `alone`.
+
     Args:
-        alone: excludes processes of older versions. They would take the rebuilt tables for damage.
+        alone: excludes other processes that create, replace or rebuild it, and calls `same`. If its argument returns true, it
+            excludes processes of older versions for good: they would take the rebuilt tables for damage.
         creates: whether the file is created if there is none.
+        same: raises OSError if the file at `path` is no longer the one that was to be opened.
 
     Raises:
         sqlite3.Error: it cannot be opened, is damaged, or of a later version.
-        OSError: `alone` has failed.
+        OSError: `alone` or `same` has failed.
     """
     uri = f"{path.absolute().as_uri()}?mode={'rwc' if creates else 'rw'}"
     database = sqlite3.connect(uri, timeout=5.0, isolation_level=None, check_same_thread=False, uri=True)
     try:
         version = known_version(database)
-        database.execute("PRAGMA journal_mode=WAL")
-        database.execute("PRAGMA synchronous=FULL")
-        database.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT}")
-        database.execute("PRAGMA secure_delete=ON")  # deleted rows are overwritten: they contain what people typed
-        database.execute("PRAGMA temp_store=MEMORY")  # and no copy of them is written to another file
-        if 0 < version < VERSION:
-            with alone(lambda: _version(database) < VERSION):
-                _rebuild(database)
-        elif not version:
-            with change(database):
-                _create(database)
-                database.execute(f"PRAGMA user_version={VERSION}")
+        same()
+        if version < VERSION:
+            with alone(lambda: 0 < _version(database) < VERSION):
+                _prepare(database)
+                _renew(database)
+        _prepare(database)
         _create(database)
     except BaseException:
         database.close()
         raise
     return database
+
+
+def _prepare(database: sqlite3.Connection) -> None:
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("PRAGMA synchronous=FULL")
+    database.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT}")
+    database.execute("PRAGMA secure_delete=ON")  # deleted rows are overwritten: they contain what people typed
+    database.execute("PRAGMA temp_store=MEMORY")  # and no copy of them is written to another file
+
+
+def _renew(database: sqlite3.Connection) -> None:
+    """Creates the tables, or rebuilds those of an older version, unless another process has just done so."""
+    version = _version(database)
+    if 0 < version < VERSION:
+        _rebuild(database)
+    elif not version:
+        with change(database):
+            _create(database)
+            database.execute(f"PRAGMA user_version={VERSION}")
 
 
 def known_version(database: sqlite3.Connection) -> int:

@@ -151,11 +151,11 @@ class Disk(Store):
             self._create_catalog(path)
             try:
                 self._lock.watch(path, files.identity(path))  # before it is opened: another process may replace it meanwhile
-                return self._read_catalog(path, self._lock.renewed)
+                return self._read_catalog(path, self._alone)
             except Exception as error:
                 if attempts == ATTEMPTS:
                     raise
-                if not path.exists():  # another process has deleted it just now
+                if not path.exists() or getattr(error, "errno", 0) == errno.ESTALE:  # another process replaces it just now
                     continue
                 if not damages(error):
                     raise
@@ -165,16 +165,29 @@ class Disk(Store):
                     log.warning("it will be rebuilt from the objects, without pins")
                     drop(path)
 
+    @contextlib.contextmanager
+    def _alone(self, needed: Callable[[], bool]) -> Iterator[None]:
+        with self._lock.renewed(needed):
+            self._lock.same(self.index)
+            yield
+
     def _create_catalog(self, path: Path) -> None:
-        # If the file is missing, it is created here: SQLite would let other users read it. If it exists, it is not opened here:
-        # closing a file drops all locks that this process has on it. It is created under the lock, because a process that
-        # deletes an old one may not have deleted the old log yet: it would take the log of the new one.
-        if not path.exists():
-            with self._lock.renewed(), contextlib.suppress(FileExistsError):
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        # A catalogue gets its name when it has its tables. SQLite deletes the log of an empty database at its first read, and
+        # finds it by its name: a process that had opened an empty one just before it was replaced would delete the log of the
+        # new one. The file is created here, because SQLite would let other users read it.
+        if not _filled(path):
+            with self._lock.renewed():
+                if not _filled(path):
+                    new = path.with_name(f"{path.name}.new")
+                    drop(new)
+                    os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+                    Catalog(new, creates=False).close()
+                    drop(path)  # the log of an earlier one may be left
+                    os.replace(new, path)
+                    files.sync(self.folder)
 
     def _read_catalog(self, path: Path, alone: Alone) -> Catalog:
-        catalog = Catalog(path, alone, creates=False)
+        catalog = Catalog(path, alone, creates=False, same=lambda: self._lock.same(path))
         try:
             if self._check or path.stat().st_size <= CHECKED:
                 catalog.read()
@@ -190,8 +203,10 @@ class Disk(Store):
         One that is still of an earlier version is: its conversion has failed.
         """
 
-        def converts(_: object) -> AbstractContextManager[None]:
-            raise sqlite3.DatabaseError("of an earlier version")
+        def converts(needed: Callable[[], bool]) -> AbstractContextManager[None]:
+            if needed():
+                raise sqlite3.DatabaseError("of an earlier version")
+            return contextlib.nullcontext()
 
         try:
             self._read_catalog(path, converts).close()
@@ -804,3 +819,10 @@ class Disk(Store):
 
     def __len__(self) -> int:
         return len(self.catalog)
+
+
+def _filled(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
