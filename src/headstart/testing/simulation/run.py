@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections import Counter
@@ -236,6 +237,8 @@ def _run(history: Scenario, trace: Callable[[str], None] | None) -> Result:
         found.carry_out()
     except Violation as error:
         violation = str(error)
+    except sqlite3.DatabaseError as error:  # of a check
+        violation = f"the catalogue cannot be read: {error}"
     finally:
         for server in found.servers:
             found.here.kill(server.process)
