@@ -62,6 +62,15 @@ def filled(folder: Path, count: int = 4, **options: Any) -> Disk:
     return disk
 
 
+def refuses(error: Exception) -> Any:
+    """A function that fails."""
+
+    def call(*_: Any, **__: Any) -> None:
+        raise error
+
+    return call
+
+
 def read(disk: Disk, wanted: Label, size: int = SIZE) -> Bytes:
     out = np.empty(size, np.uint8)
     return out[: disk.read_into(wanted, out)]
@@ -190,13 +199,6 @@ def test_an_object_that_gets_no_row_and_cannot_be_deleted_counts_in_the_budget(
     disk = filled(tmp_path, 2)
     before = disk._stored
     with monkeypatch.context() as patch:
-
-        def refuses(error: Exception) -> Any:
-            def call(*_: Any, **__: Any) -> None:
-                raise error
-
-            return call
-
         patch.setattr(disk.catalog, "add", refuses(sqlite3.OperationalError("full")))
         patch.setattr(Path, "unlink", refuses(OSError(errno.EPERM, "not permitted")))
         with pytest.raises(sqlite3.OperationalError, match="full"):
@@ -220,13 +222,6 @@ def test_an_object_that_cannot_be_deleted_and_gets_no_row_again_counts_in_the_bu
         disk.path(key).write_bytes(data)
     before = disk._stored
     with monkeypatch.context() as patch:
-
-        def refuses(error: Exception) -> Any:
-            def call(*_: Any, **__: Any) -> None:
-                raise error
-
-            return call
-
         patch.setattr(disk.catalog, "add", refuses(sqlite3.OperationalError("full")))
         patch.setattr(Path, "unlink", refuses(OSError(errno.EPERM, "not permitted")))
         patch.setattr(os, "replace", refuses(OSError(errno.ENOSPC, "no space")))
