@@ -224,8 +224,9 @@ def test_an_internal_error_is_told_from_a_fault_of_the_disk(
     with opened(tmp_path) as tier:
         monkeypatch.setattr(Disk, "read_into" if reads else "write", fails)
         if reads:
-            results = tier.read([(label(0), np.empty(SIZE, np.uint8))])
-            assert isinstance(results[0], KeyError)
+            for _ in range(2):
+                results = tier.read([(label(0), np.empty(SIZE, np.uint8))])
+                assert isinstance(results[0], KeyError)
         else:
             tier.offer(label(0), rows(0))
             waited(tier, found, lambda notices: any(isinstance(one, ObjectRefused) for one in notices))

@@ -57,8 +57,8 @@ POLL = 0.25
 """Seconds between two searches for objects of other processes."""
 PATIENCE = 10.0
 """Seconds for which a disk is not used after an error."""
-_DISK_ERRORS = (OSError, sqlite3.Error, FormatError)
-"""Errors of a disk. Others are faults of this program, or come from a catalogue with values of other types."""
+_DISK_ERRORS = (OSError, sqlite3.Error, FormatError, MemoryError)
+"""Errors of a machine. Others are faults of this program, or come from a catalogue with values of other types."""
 NEWS = 1 << 16
 """Most uses, replies and notes that wait while the disk is busy."""
 SOME = 1000
@@ -155,6 +155,7 @@ class WriteBehind:
         self._at_once = True  # whether this clean-up ends before anything else is done
         self._foreign: Mapping[bytes, Set[bytes]] = {}
         self._ends = float("inf")
+        self._internal: set[type[Exception]] = set()  # types of errors of this program that were logged
         self._failing_until = 0.0
         self._disk: Disk | None = None
         self._open()
@@ -351,8 +352,7 @@ class WriteBehind:
             return self._put_aside(label, error)
         except Exception as error:
             self.counters["fault_read"] += 1
-            if not isinstance(error, _DISK_ERRORS):
-                log.exception("an internal error while reading from disk")
+            self._say_internal(error)
             return self._put_aside(label, error)
 
     def _count(self, moved: int) -> None:
@@ -744,13 +744,19 @@ class WriteBehind:
             return False
         return True
 
+    def _say_internal(self, error: Exception) -> bool:
+        """Logs an error of this program, each type once: it may come at every read. Returns whether it is one."""
+        internal = not isinstance(error, _DISK_ERRORS)
+        if internal and type(error) not in self._internal:
+            self._internal.add(type(error))
+            log.error("an internal error of the disk tier, serving goes on without what it concerns", exc_info=error)
+        return internal
+
     def _fail(self, error: Exception) -> None:
         replaced = isinstance(error, OSError) and error.errno == errno.ESTALE
         if replaced:
             log.warning("another process has replaced the folder or its catalogue: it is opened again")
-        elif not isinstance(error, _DISK_ERRORS):
-            log.error("an internal error of the disk's thread, serving goes on without the disk", exc_info=error)
-        elif not self._failing_until:
+        elif not (self._say_internal(error) or self._failing_until):
             log.warning("the disk fails, serving goes on without it: %s", error)
         _clear_frames(error)
         self._tidying = self._expiring = None

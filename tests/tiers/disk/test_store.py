@@ -283,14 +283,15 @@ def test_a_catalogue_has_its_name_when_it_has_its_tables(tmp_path: Path, monkeyp
     What earlier versions, or a crash, have left is replaced: an empty file, and the log of another one.
     """
     (tmp_path / "index.sqlite").touch()
-    (tmp_path / "index.sqlite-wal").write_bytes(b"a log")
+    for suffix in ("-wal", "-journal"):
+        (tmp_path / f"index.sqlite{suffix}").write_bytes(b"a log")
     (tmp_path / "index.sqlite.new").write_bytes(b"half of one")
     sizes, replace_file = list[int](), os.replace
 
     def replaces(old: Any, new: Any) -> None:
         if str(new).endswith("index.sqlite"):
             sizes.append(Path(old).stat().st_size)
-            assert not Path(f"{new}-wal").exists()
+            assert not any(Path(f"{new}{suffix}").exists() for suffix in ("-wal", "-shm", "-journal"))
         replace_file(old, new)
 
     monkeypatch.setattr(os, "replace", replaces)
@@ -300,6 +301,21 @@ def test_a_catalogue_has_its_name_when_it_has_its_tables(tmp_path: Path, monkeyp
     assert sizes[0] > 4096
     assert not (tmp_path / "index.sqlite.new").exists()
     assert stat.S_IMODE((tmp_path / "index.sqlite").stat().st_mode) == 0o600
+
+
+def test_a_catalogue_that_cannot_be_written_whole_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite hides it when the log of a closed database could not be written back, as on a full disk."""
+
+    def full(path: Path) -> None:
+        disk_store.Catalog(path, creates=False).close()
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_store, "create", full)
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            Disk(tmp_path, BIG)
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("index.sqlite")]
+    Disk(tmp_path, BIG).close()
 
 
 def test_an_object_of_a_later_version_counts_in_the_budget(tmp_path: Path) -> None:

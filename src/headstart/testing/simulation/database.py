@@ -64,11 +64,14 @@ class Connection(sqlite3.Connection):
             if reads or self.in_transaction or sql.startswith("BEGIN"):
                 self._meet("select" if reads else "change")
                 here.pause(SECONDS)
-                return self._patiently(run)
+                done = self._patiently(run)
+                if sql.startswith("PRAGMA synchronous="):
+                    self.lazy = sql.endswith("NORMAL")
+                elif sql.startswith("PRAGMA wal_checkpoint"):
+                    system().unsynced = None
+                return done
             return self._commit(partial(self._patiently, run))  # a transaction of its own
         finally:
-            if sql.startswith("PRAGMA synchronous="):
-                self.lazy = sql.endswith("NORMAL")
             if not selects:
                 system().real_changes()
 
@@ -170,6 +173,7 @@ class Connection(sqlite3.Connection):
             self.dead = True
             self.rollback()
             sqlite3.Connection.close(self)
+            system().unsynced = None  # the last one to close it writes the log back
             system().real_changes()
 
 
@@ -233,6 +237,8 @@ def tear(files: FileSystem, before: dict[str, bytes], dice: random.Random) -> No
 
 def _torn(old: bytes, new: bytes, dice: random.Random) -> bytes:
     """A log of which some sectors were written. Its header is written, and synced, before it is begun again."""
+    if len(new) < LOG_HEADER:
+        return new
     left = bytearray(old.ljust(dice.randint(min(len(old), len(new)), len(new)), b"\0"))
     for at in range(0, min(len(left), len(new)), SECTOR):
         if dice.random() < 0.7:

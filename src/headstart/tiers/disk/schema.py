@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from headstart.prefix_cache.quota import owner_of
@@ -213,6 +213,15 @@ def connect(
     return database
 
 
+def create(path: Path) -> None:
+    """Creates the tables in an empty file. Nothing is left beside it. Raises sqlite3.Error."""
+    with closing(connect(path, creates=False)) as database:
+        # Closing would do this too, and hide that it has failed.
+        ((busy, *_),) = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        if busy:
+            raise sqlite3.OperationalError("a new catalogue is in use")
+
+
 def _prepare(database: sqlite3.Connection) -> None:
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("PRAGMA synchronous=FULL")
@@ -380,11 +389,11 @@ def _owners(objects: Iterable[tuple[bytes, bytes, int]]) -> dict[bytes, bytes]:
 
 def drop(path: Path) -> None:
     """Deletes a catalogue. Raises OSError."""
-    # The database first: SQLite ignores the log of a new one. If only the log could be deleted, another process would go on
-    # with it, and nobody else could open the database.
+    # The database first: without it, nobody takes the log for its own. If only the log could be deleted, another process would
+    # go on with it, and nobody else could open the database.
     path.unlink(missing_ok=True)
     with ExitStack() as each:
-        for suffix in ("-wal", "-shm"):
+        for suffix in ("-wal", "-shm", "-journal"):
             each.callback(Path(f"{path}{suffix}").unlink, missing_ok=True)
 
 

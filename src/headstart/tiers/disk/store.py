@@ -40,7 +40,7 @@ from headstart.tiers.disk.catalog import Catalog, Row, StoredModel
 from headstart.tiers.disk.format import FormatError, Header, Label, Sealed
 from headstart.tiers.disk.lock import Lock
 from headstart.tiers.disk.quarantine import Quarantine
-from headstart.tiers.disk.schema import Alone, damages, drop
+from headstart.tiers.disk.schema import Alone, create, damages, drop
 from headstart.units import count
 
 log = logging.getLogger("headstart.disk")
@@ -155,7 +155,7 @@ class Disk(Store):
             except Exception as error:
                 if attempts == ATTEMPTS:
                     raise
-                if not path.exists() or getattr(error, "errno", 0) == errno.ESTALE:  # another process replaces it just now
+                if not path.exists() or _replaced(error):  # another process replaces it just now
                     continue
                 if not damages(error):
                     raise
@@ -181,8 +181,14 @@ class Disk(Store):
                     new = path.with_name(f"{path.name}.new")
                     drop(new)
                     os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-                    Catalog(new, creates=False).close()
-                    drop(path)  # the log of an earlier one may be left
+                    try:
+                        create(new)
+                    except BaseException:
+                        with contextlib.suppress(OSError):
+                            drop(new)  # the disk may be full
+                        raise
+                    drop(path)  # the log of an earlier one may be left, and would be taken for its own
+                    files.sync(self.folder)
                     os.replace(new, path)
                     files.sync(self.folder)
 
@@ -819,6 +825,13 @@ class Disk(Store):
 
     def __len__(self) -> int:
         return len(self.catalog)
+
+
+def _replaced(error: Exception) -> bool:
+    """Whether an error may mean that a file was deleted or replaced just when it was opened."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOENT, errno.ESTALE)
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN
 
 
 def _filled(path: Path) -> bool:
