@@ -209,7 +209,9 @@ class FileSystem:
     def replace(self, old: Any, new: Any) -> None:
         self.call("rename", str(new))
         if (real := self.is_real(str(new))) is not None:
-            os.replace(self.is_real(str(old)) or "", real)
+            before = self.is_real(str(old))
+            assert before is not None
+            os.replace(before, real)
             self.unsynced = None
             self.real_changes()
             return

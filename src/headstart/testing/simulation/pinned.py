@@ -113,7 +113,7 @@ class PinnedChains:
         return self._released
 
     def not_unpinned(self, asked: int) -> None:
-        """Nothing was done, and will be."""
+        """It was refused: nothing was unpinned, and nothing will be."""
         self._unpinning.pop(asked, None)
 
     def left(self, runtime: Runtime) -> None:

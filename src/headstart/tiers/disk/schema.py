@@ -184,7 +184,7 @@ def connect(
 
     SQLite finds the log by its name, when it is first needed. If another process replaces the catalogue between the opening of
     the database and that moment, the log is that of the new one, and what is written ruins it. So nothing is written before
-    `same` has been called after a read, and no tables are created but in `alone`.
+    `same` has been called after a read, and a file without tables is written in `alone` only.
 
     Args:
         alone: excludes other processes that create, replace or rebuild it, and calls `same`. If its argument returns true, it
@@ -205,7 +205,8 @@ def connect(
             with alone(lambda: 0 < _version(database) < VERSION):
                 _prepare(database)
                 _renew(database)
-        _prepare(database)
+        else:
+            _prepare(database)
         _create(database)
     except BaseException:
         database.close()
