@@ -17,7 +17,7 @@ SOURCE = Path(headstart.__file__).parent
 TESTS = Path(__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
-COMMON = {"errors", "futures", "lru", "names", "units", "version"}
+COMMON = {"errors", "futures", "longest_match", "lru", "names", "units", "version"}
 """What everybody may import, beside their own package."""
 
 ALLOWED: dict[str, set[str]] = {
@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "names": set(),
     "version": set(),
     "futures": set(),
+    "longest_match": set(),
     "lru": set(),
     "units": set(),
     "config": {"engines.options", "units", "templates"},

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from headstart.errors import InvalidRequest
 from headstart.interfaces.engine import Grammar
+from headstart.longest_match import longest_of
 from headstart.output.coerce import types_of
 from headstart.output.formats import Family, ToolCallFormat
 
@@ -104,9 +105,7 @@ class _Rules:
     def __init__(self, controls: Mapping[str, int]) -> None:
         self.lines: list[str] = []
         self._controls = controls
-        self._split = (
-            re.compile("(" + "|".join(map(re.escape, sorted(controls, key=len, reverse=True))) + ")") if controls else None
-        )
+        self._split = re.compile(f"({longest_of(controls)})")
 
     def add(self, name: str, body: str) -> str:
         self.lines.append(f"{name}: {body}")
@@ -114,8 +113,8 @@ class _Rules:
 
     def text(self, text: str) -> str:
         """The symbols of a text, in which control tokens may be."""
-        parts = self._split.split(text) if self._split else [text]
-        return " ".join(f"<[{self._controls[part]}]>" if part in self._controls else _quoted(part) for part in parts if part)
+        parts = filter(None, self._split.split(text))
+        return " ".join(f"<[{self._controls[part]}]>" if part in self._controls else _quoted(part) for part in parts)
 
     def until(self, name: str, marker: str, not_first: Sequence[str] = ()) -> str:
         """Free text and the first `marker` behind it. Marks: see `free`."""

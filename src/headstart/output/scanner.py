@@ -14,6 +14,8 @@ from collections.abc import Callable, Generator
 from functools import cache
 from typing import TypeVar
 
+from headstart.longest_match import longest_of
+
 T = TypeVar("T")
 Incremental = Generator[None, None, T]
 """A reader: it waits by yielding, and returns a T."""
@@ -226,4 +228,4 @@ class Scanner:
 
 @cache
 def _any(markers: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or r"(?!)")
+    return re.compile(longest_of(markers))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headstart.interfaces.engine import Control
+from headstart.longest_match import longest_of
 
 # A noncharacter that is put into an escaped control token. Its own occurrences in a text are doubled, and no control token
 # begins with it, so unescaping is unambiguous.
@@ -22,10 +23,10 @@ class Escaper:
     """Escapes control tokens in callers' strings, and unescapes them in rendered text."""
 
     def __init__(self, controls: Iterable[Control]) -> None:
-        reply_tokens = sorted((re.escape(control.text) for control in controls if control.text), key=len, reverse=True)
-        self._risky = re.compile("|".join([ESCAPE, *reply_tokens]))
+        texts = [control.text for control in controls]
+        self._risky = re.compile(longest_of([ESCAPE, *texts]))
         # Without the escape character, all control tokens of most models begin with the same character: that search is fast.
-        self._control = re.compile("|".join(reply_tokens) or "(?!)")
+        self._control = re.compile(longest_of(texts))
 
     def escape(self, value: Any) -> Any:
         """The value with all strings in it escaped, also keys of dicts. The value itself if nothing has to be escaped."""

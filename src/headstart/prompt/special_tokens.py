@@ -6,9 +6,10 @@ Example: `<|im_start|>user Hello<|im_end|>` has an empty segment, `<|im_start|>`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from headstart.interfaces.engine import Control
+from headstart.longest_match import longest_of
 from headstart.prompt.escape import Escaper
 
 _SPACE = " \t\n\v\f\r"
@@ -16,11 +17,11 @@ _SPACE = " \t\n\v\f\r"
 
 
 class SpecialTokenSplitter:
-    """Splits rendered texts at control tokens. `controls`: the longest text first."""
+    """Splits rendered texts at control tokens. Where several begin, the longest counts."""
 
-    def __init__(self, controls: Sequence[Control]) -> None:
+    def __init__(self, controls: Iterable[Control]) -> None:
         self._controls = {control.text: control for control in controls if control.text}
-        self._split = re.compile("|".join(map(re.escape, self._controls))) if self._controls else None
+        self._split = re.compile(longest_of(self._controls))
         self._partial = {text[:length] for text in self._controls for length in range(1, len(text))}
         self._longest = max(map(len, self._partial), default=0)
 
@@ -33,14 +34,13 @@ class SpecialTokenSplitter:
         """
         position = begin
         strip_left = before is not None and before.rstrip
-        if self._split is not None:
-            for found in self._split.finditer(rendered, begin):
-                control = self._controls[found[0]]
-                plain = Escaper.unescape(rendered[position : found.start()])
-                if strip_left:
-                    plain = plain.lstrip(_SPACE)
-                yield position, (plain.rstrip(_SPACE) if control.lstrip else plain), control
-                position, strip_left = found.end(), control.rstrip
+        for found in self._split.finditer(rendered, begin):
+            control = self._controls[found[0]]
+            plain = Escaper.unescape(rendered[position : found.start()])
+            if strip_left:
+                plain = plain.lstrip(_SPACE)
+            yield position, (plain.rstrip(_SPACE) if control.lstrip else plain), control
+            position, strip_left = found.end(), control.rstrip
         rest = Escaper.unescape(rendered[position:])
         if strip_left:
             rest = rest.lstrip(_SPACE)
