@@ -13,6 +13,10 @@ from harness import Pending, check, request_of
 from headstart.config import Settings
 from headstart.errors import EngineError
 from headstart.interfaces.engine import Logits
+from headstart.prefix_cache.blocks import Chain
+from headstart.serving.job import Job
+from headstart.serving.listener import NoListener
+from headstart.serving.portions import LongWork
 from headstart.serving.request import Finished, Started
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
@@ -50,6 +54,36 @@ def test_who_calls_just_before_the_end_is_answered() -> None:
     for thread in (*threads, ends):
         thread.join(60)
         assert not thread.is_alive()
+
+
+def test_one_thread_at_a_time_works_after_the_end() -> None:
+    """Fault: each caller did it on its own thread, and they met in what only the engine thread may touch (seed 18053437)."""
+    runtime = started(FakeEngine())
+    runtime.close()
+    inside = list[int]()
+
+    def work(pieces: int) -> LongWork[int]:
+        for number in range(pieces):
+            inside.append(number)
+            time.sleep(0.0002)
+            assert inside == [number], "another thread is at work"
+            inside.clear()
+            yield
+        return pieces
+
+    found = list[int]()
+
+    def call() -> None:
+        for number in range(10):
+            found.append(runtime.scheduler.carry_out(work(10 + number)).result(60) - number)
+            found.append(runtime.scheduler.call(lambda: len(inside)).result(60))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(found) == [0] * 40 + [10] * 40
 
 
 class Faulty(FakeEngine):
@@ -98,5 +132,69 @@ def test_a_fault_of_one_reply_stays_with_it(fault: str) -> None:
         assert other.answer().report.completion == 200
         time.sleep(0.05)
         check(runtime)
+    finally:
+        runtime.close()
+
+
+class Stuck(FakeEngine):
+    """Its slots cannot be emptied for some calls."""
+
+    refusals = 0
+
+    def truncate(self, slot: int, length: int) -> None:
+        if self.refusals and not length:
+            self.refusals -= 1
+            raise RuntimeError("no memory")
+        super().truncate(slot, length)
+
+
+def test_a_slot_that_cannot_be_emptied_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    """Fault: the scheduler ended, and took in requests that nobody answered."""
+    engine = Stuck(slots=2, ctx=256)
+    runtime = started(engine)
+    try:
+        wanted = Pending(runtime, request_of(runtime.text_prompt("A question"), keep_logits=True)).answer()
+        engine.fail_next("decode")
+        engine.refusals = 5
+        while engine.refusals:
+            with pytest.raises(EngineError):
+                Pending(runtime, request_of(runtime.text_prompt("Another question"), max_tokens=9)).answer()
+        again = Pending(runtime, request_of(runtime.text_prompt("A question"), keep_logits=True)).answer()
+        assert again.text == wanted.text
+        assert again.logits is not None
+        assert wanted.logits is not None
+        assert again.logits.tobytes() == wanted.logits.tobytes()
+        assert not any(slot.busy for slot in runtime.scheduler.slots)
+        check(runtime)
+    finally:
+        runtime.close()
+    assert "emptying a slot failed" in caplog.text
+
+
+class Deaf(NoListener):
+    """It cannot hear of some requests."""
+
+    fails = 0
+
+    def arrived(self, job: Job, available: Callable[[Chain], int]) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise RuntimeError
+
+
+def test_a_request_that_cannot_be_queued_fails_alone() -> None:
+    """Fault: all others failed with it, and its place in the queue was never free again."""
+    deaf = Deaf()
+    runtime = Runtime(lambda: FakeEngine(slots=2, ctx=1024, delay=0.005), Settings(queue=1), listener=deaf)
+    try:
+        other = Pending(runtime, request_of(runtime.text_prompt("Another one"), max_tokens=100, ignore_eos=True))
+        other.until(Started)
+        deaf.fails = 3
+        for _ in range(3):
+            with pytest.raises(EngineError, match="the log says which"):
+                Pending(runtime, request_of(runtime.text_prompt("A question"))).answer()
+        assert runtime.scheduler.queued == 0
+        assert other.answer().report.completion == 100
+        assert Pending(runtime, request_of(runtime.text_prompt("A question"))).answer().report.completion
     finally:
         runtime.close()

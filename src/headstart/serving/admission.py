@@ -217,10 +217,10 @@ class Admission:
         return restored
 
     def empty(self, slot: Slot) -> None:
-        """Empties a slot."""
-        self._engine.truncate(slot.number, 0)
+        """Empties a slot. If the engine cannot do it, nothing that it holds is saved."""
         slot.truncate(0)
         slot.dirty = False
+        self._engine.truncate(slot.number, 0)
 
     def save_live(self, chain: Chain) -> None:
         """Copies to memory what a slot holds of a prompt beyond memory. What is restored replaces all of a slot, so it cannot

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
@@ -64,9 +63,8 @@ class Portions:
 
     def finish(self) -> None:
         """Does all that is left. For the time after the last step."""
-        with suppress(IndexError):  # another thread may finish it too
-            while True:
-                self._piece()
+        while self._work:
+            self._piece()
 
     def _piece(self) -> None:
         work, done = self._work.popleft()

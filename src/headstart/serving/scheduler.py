@@ -18,8 +18,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -62,6 +63,8 @@ PARKED = 0.05
 
 IDLE_POLL = 1.0
 """Most seconds between two reads of the disk's notices while the engine is idle."""
+
+INTERNAL = "internal error; the log says which"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ class Scheduler:
         self._preloads: queue.SimpleQueue[Preload] = queue.SimpleQueue()
         self._preloading: SharedPreload | None = None
         self._running: list[Job] = []
+        self._lost: list[Slot] = []  # what the engine holds in them is not known; they are busy
         template = prompter.template.source
         self._listener = cache.store.listener
         self._admission = Admission(engine, cache, self.slots, mode, self.history, template, clock)
@@ -137,7 +141,8 @@ class Scheduler:
         )
         self._arriving = 0
         self._returning = 0
-        self._lock = threading.Lock()  # of these two
+        self._unanswered = 0  # calls since the end of the loop, until they are answered
+        self._lock = threading.Lock()  # of these three
         self._closed = False
         self._settle_until = -math.inf
         self._worked = self._idled = clock()  # the last end of a request or returned turn; the last idle work
@@ -187,18 +192,34 @@ class Scheduler:
                 done.set_exception(error)
 
         self._calls.put(answer)
-        self.wake()
-        if self._closed:  # the loop may have ended without seeing it; as long as it runs, nothing may change under it
-            self._ended.add_done_callback(lambda _: self._answer_calls())
+        self._called()
         return done
 
     def carry_out(self, work: LongWork[T]) -> Future[T]:
         """Does long work on the engine thread, in pieces between its steps."""
         done = self.portions.add(work)
-        self.wake()
-        if self._closed:  # as in `call`
-            self._ended.add_done_callback(lambda _: self.portions.finish())
+        self._called()
         return done
+
+    def _called(self) -> None:
+        self.wake()
+        if self._closed:  # the loop may have ended without seeing it; as long as it runs, nothing may change under it
+            self._ended.add_done_callback(lambda _: self._answer_after_the_end())
+
+    def _answer_after_the_end(self) -> None:
+        """Does what was called when the loop had ended. One thread does it for all who call meanwhile."""
+        with self._lock:
+            self._unanswered += 1
+            if self._unanswered > 1:
+                return
+        while True:
+            answered = self._unanswered
+            self._answer_calls()
+            self.portions.finish()
+            with self._lock:
+                if answered == self._unanswered:
+                    self._unanswered = 0
+                    return
 
     def preload(self, preload: Preload) -> None:
         """Begins a preload, after those that began before."""
@@ -273,13 +294,14 @@ class Scheduler:
                 self.expiry.step()
                 self._answer_calls()
                 self.portions.step()
+                self._empty_lost()
                 self._admit()
                 self._decode()
                 self._prefill()
                 self.cache.kv_save.secure(self.slots)
             except Exception:  # an internal error must not leave callers without an answer
                 log.exception("the scheduler failed")
-                self._abandon(EngineError("internal error; the log says which"))
+                self._abandon(EngineError(INTERNAL))
             self._tell()
         try:
             self._take_in()  # turns that callers have returned already
@@ -318,7 +340,11 @@ class Scheduler:
             except queue.Empty:
                 return
             if isinstance(item, Ticket):
-                self._arrive(item)
+                try:
+                    self._arrive(item)
+                except Exception:  # others must not fail with it
+                    log.exception("a request could not be queued")
+                    item.emit(Failed(EngineError(INTERNAL)))
                 with self._lock:
                     self._arriving -= 1
             elif item is not None:
@@ -416,12 +442,16 @@ class Scheduler:
         return report
 
     def _abandon(self, error: HeadstartError) -> None:
-        """Fails every job, and empties all slots, because the engine's state is unknown."""
-        self.shared_fetch.end(self.waiting)
+        """Fails every job, and empties all slots, because the engine's state is unknown. Nothing ends it early."""
+        with _going_on("the shared tier"):
+            self.shared_fetch.end(self.waiting)
         for job in [*self._running, *self.waiting]:
             job.ticket.emit(Failed(error))
-            self._listener.ended(job, "failed")
-            self._release(job)
+            with _going_on("the listener"):
+                self._listener.ended(job, "failed")
+            with _going_on("the end of a request"):
+                self._release(job)
+        self._running.clear()
         self.waiting.clear()
         while True:
             try:
@@ -433,9 +463,21 @@ class Scheduler:
             with self._lock:
                 self._arriving -= isinstance(item, Ticket)
                 self._returning -= isinstance(item, ReturnedTurn)
+        self._lost = [*self.slots]
         for slot in self.slots:
-            slot.busy = False
-            self._admission.empty(slot)
+            slot.busy = True
+            with _going_on("emptying a slot"):
+                self._empty(slot)
+
+    def _empty_lost(self) -> None:
+        """Empties slots that could not be emptied. As long as that fails, requests fail with it: their KV would be wrong."""
+        for slot in [*self._lost] if self.waiting else ():
+            self._empty(slot)
+
+    def _empty(self, lost: Slot) -> None:
+        self._admission.empty(lost)
+        lost.busy = False
+        self._lost.remove(lost)
 
     # ── admit ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -710,3 +752,12 @@ class Scheduler:
         self._worked = self._clock()
         if job in self._running:
             self._running.remove(job)
+
+
+@contextmanager
+def _going_on(what: str) -> Iterator[None]:
+    """What comes next is done in any case."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s failed", what)
