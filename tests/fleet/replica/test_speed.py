@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from headstart.fleet.replica.speed import Speedometer, similar
+from headstart.fleet.replica.speed import Speedometer
 from headstart.fleet.router.curve import Curve
 from headstart.fleet.router.reports import Speed
 
@@ -50,19 +48,3 @@ def test_a_step_is_smoothed() -> None:
     assert meter.step == 0.1
     meter.decoded(0.2)
     assert meter.step == pytest.approx(0.13)
-
-
-def test_a_small_difference_is_none() -> None:
-    speed = Speed(Curve(0.002, 1e-7), fetch=1e-5)
-    assert similar(speed, speed)
-    assert similar(speed, replace(speed, prefill=Curve(0.00205, 1e-7)))
-    for other in (
-        replace(speed, prefill=Curve(0.0025, 1e-7)),
-        replace(speed, prefill=Curve(0.002, 2e-7)),
-        replace(speed, fetch=None),
-        replace(speed, fetch=2e-5),
-        replace(speed, disk=1.0),
-        replace(speed, memory=1.0),
-        replace(speed, round_trip=1.0),
-    ):
-        assert not similar(speed, other)

@@ -21,9 +21,7 @@ TIERS = st.dictionaries(st.sampled_from([tier for tier in Tier if tier is not Ti
 LOADS = st.builds(Load, st.lists(SECONDS, max_size=5).map(tuple), SECONDS, SECONDS, SECONDS, SECONDS, SECONDS)
 SPEEDS = st.builds(Speed, st.builds(Curve, SECONDS, SECONDS), SECONDS, SECONDS, st.none() | SECONDS, SECONDS)
 NUMBERS = st.integers(0, 2**64 - 1)
-REPORTS = st.builds(
-    ReplicaReport, NAMES, NUMBERS, NUMBERS, LOADS, TIERS, TIERS, st.booleans(), IDS, IDS, st.none() | SPEEDS
-)
+REPORTS = st.builds(ReplicaReport, NAMES, NUMBERS, NUMBERS, LOADS, TIERS, TIERS, st.booleans(), IDS, IDS, SPEEDS)
 
 
 @given(REPORTS)

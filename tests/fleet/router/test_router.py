@@ -38,8 +38,7 @@ class Sender:
     def report(self, *, dump: bool = False) -> ReplicaReport:
         known = frozenset[tuple[BlockKey, Tier]]() if dump else self.reported
         added, removed = by_tier(self.held - known), by_tier(known - self.held)
-        speed = SPEED if dump or not self.snapshots else None
-        report = ReplicaReport(self.name, self.epoch, len(self.snapshots), Load(), added, removed, dump, speed=speed)
+        report = ReplicaReport(self.name, self.epoch, len(self.snapshots), Load(), added, removed, dump, speed=SPEED)
         self.reported = self.held
         self.snapshots.append(self.held)
         return report
@@ -194,9 +193,9 @@ def test_a_burst_with_one_new_prefix_goes_where_it_is_computed() -> None:
 def test_a_conversation_stays_until_the_wait_is_dearer_than_the_prompt() -> None:
     router = fleet("a", "b")
     chain = prompt(1)
-    router.report(ReplicaReport("b", 0, 1, added={Tier.MEMORY: chain.keys}), 0.0)
+    router.report(ReplicaReport("b", 0, 1, added={Tier.MEMORY: chain.keys}, speed=SPEED), 0.0)
     assert chosen(router, "1", chain) == "b"
-    router.report(ReplicaReport("b", 0, 2, Load(queued=100.0), done=("1",)), 0.0)
+    router.report(ReplicaReport("b", 0, 2, Load(queued=100.0), done=("1",), speed=SPEED), 0.0)
     assert chosen(router, "2", chain) == "a"
 
 
@@ -206,15 +205,38 @@ def test_equal_costs_go_to_the_replica_that_worked_least() -> None:
     assert chosen(router, "2", prompt(2), now=20.0) != first
 
 
+def test_a_slow_replica_is_slow_from_its_first_report_on() -> None:
+    """Fault: a router that began to listen in the middle took it for one of usual speed, until its dump came."""
+    router, slow = fleet("b"), Speed(Curve(0.1))
+    assert router.report(ReplicaReport("a", 0, 5, speed=slow), 0.0), "a gap"
+    assert chosen(router, "1", prompt(1)) == "b"
+    router.leave("a")
+    router.report(ReplicaReport("a", 0, 7, speed=slow), 30.0)
+    choice = router.choose("2", prompt(2), 30.0, without=("b",))
+    assert choice is not None
+    assert choice.first_token == pytest.approx(slow.prefill.seconds(0, 641))
+
+
+def test_a_replica_that_comes_back_does_not_get_all_that_costs_the_same() -> None:
+    router = fleet("a", "b")
+    for number in range(20):
+        router.close(str(number))
+        router.choose(str(number), prompt(number), 100.0 * number)
+    router.leave("b")
+    router.report(ReplicaReport("b", 0, 5, speed=SPEED), 2000.0)
+    places = Counter(chosen(router, str(number), prompt(number), 100.0 * number) for number in range(20, 30))
+    assert set(places.values()) == {5}
+
+
 def test_a_booking_ends_with_the_report_of_its_arrival() -> None:
     router = fleet("a")
     router.choose("1", prompt(1), 0.0)
     seconds = SPEED.prefill.seconds(0, 641)
     assert router.status(0.0)[0].wait == pytest.approx(seconds)
-    router.report(ReplicaReport("a", 0, 1, Load(prefills=(seconds / 2,)), arrived=("1",)), 0.0)
+    router.report(ReplicaReport("a", 0, 1, Load(prefills=(seconds / 2,)), arrived=("1",), speed=SPEED), 0.0)
     assert router.status(0.0)[0].wait == pytest.approx(seconds / 2)
     assert router.holds("a", prompt(1).keys[0]) == {Tier.COMING}
-    router.report(ReplicaReport("a", 0, 2, added={Tier.MEMORY: prompt(1).keys}, done=("1",)), 0.0)
+    router.report(ReplicaReport("a", 0, 2, added={Tier.MEMORY: prompt(1).keys}, done=("1",), speed=SPEED), 0.0)
     assert router.holds("a", prompt(1).keys[0]) == {Tier.MEMORY}
     assert router.status(0.0)[0].wait == 0.0
 
@@ -234,7 +256,7 @@ def test_a_request_that_fails_on_its_way_is_not_waited_for() -> None:
 
 def test_a_replica_that_left_is_forgotten_and_its_place_is_used_again() -> None:
     router = fleet("a", "b")
-    router.report(ReplicaReport("a", 0, 1, added={Tier.MEMORY: prompt(1).keys}), 0.0)
+    router.report(ReplicaReport("a", 0, 1, added={Tier.MEMORY: prompt(1).keys}, speed=SPEED), 0.0)
     router.choose("1", prompt(1), 0.0)
     router.leave("a")
     router.leave("a")
@@ -247,8 +269,8 @@ def test_a_replica_that_left_is_forgotten_and_its_place_is_used_again() -> None:
 
 def test_a_restarted_replica_holds_nothing() -> None:
     router = fleet("a")
-    router.report(ReplicaReport("a", 0, 1, added={Tier.MEMORY: prompt(1).keys}), 0.0)
-    assert router.report(ReplicaReport("a", 1, 3, added={Tier.DISK: prompt(2).keys}), 1.0)
+    router.report(ReplicaReport("a", 0, 1, added={Tier.MEMORY: prompt(1).keys}, speed=SPEED), 0.0)
+    assert router.report(ReplicaReport("a", 1, 3, added={Tier.DISK: prompt(2).keys}, speed=SPEED), 1.0)
     (status,) = router.status(2.0)
     assert (status.blocks, status.gap, status.age) == (0, True, 1.0)
     assert not router.report(ReplicaReport("a", 1, 4, dump=True, added={Tier.DISK: prompt(2).keys}, speed=SPEED), 1.0)
@@ -267,7 +289,7 @@ def test_a_dump_says_nothing_of_what_is_coming() -> None:
 
 def test_a_dump_is_asked_for_once_a_second() -> None:
     router = fleet("a")
-    asked = [router.report(ReplicaReport("a", 0, 5 + number), 0.4 * number) for number in range(5)]
+    asked = [router.report(ReplicaReport("a", 0, 5 + number, speed=SPEED), 0.4 * number) for number in range(5)]
     assert asked == [True, False, False, True, False]
 
 
@@ -275,8 +297,8 @@ def test_a_model_with_state_continues_at_checkpoints_only() -> None:
     router = fleet("a", "b")
     keys = prompt(1).keys
     chain = PromptChain(keys, 641, 64, stateful=True)
-    router.report(ReplicaReport("a", 0, 1, added={Tier.MEMORY: keys}), 0.0)
-    router.report(ReplicaReport("b", 0, 1, added={Tier.MEMORY: [*keys[:6], keys[3] | 1]}), 0.0)
+    router.report(ReplicaReport("a", 0, 1, added={Tier.MEMORY: keys}, speed=SPEED), 0.0)
+    router.report(ReplicaReport("b", 0, 1, added={Tier.MEMORY: [*keys[:6], keys[3] | 1]}, speed=SPEED), 0.0)
     choice = router.choose("1", chain, 0.0)
     assert choice is not None
     assert (choice.replica, choice.reused) == ("b", 4 * 64)

@@ -39,7 +39,7 @@ class Drained:
     """What happened since the journal was last drained, and the queue now.
 
     Attributes:
-        arrived: bookings of requests that joined the queue.
+        arrived: bookings of requests that joined the queue, and are part of `queue` if they are not over.
         done: bookings of requests whose prefill is over, or that are over themselves.
     """
 
@@ -78,6 +78,7 @@ class Journal(NoListener):
         self._rumours = Rumours(self._held)
         self._queue = QueueWatch()
         self._open: dict[Ticket, str] = {}  # the bookings of requests whose prefill is not over
+        self._arriving: list[str] = []  # bookings of this step
         self._arrived: list[str] = []
         self._done: list[str] = []
 
@@ -102,8 +103,7 @@ class Journal(NoListener):
         if job.choice == 0:
             booking = self._open[job.ticket] = self.bookings.take(job.request.id) or job.request.id
             if booking:
-                with self._lock:
-                    self._arrived.append(booking)
+                self._arriving.append(booking)
 
     def prefilled(self, start: int, stop: int, seconds: float) -> None:
         self.speedometer.prefilled(start, stop, seconds)
@@ -118,6 +118,8 @@ class Journal(NoListener):
         with self._lock:
             self._live.look(slots)
             self._queue.stepped(running, waiting)
+            self._arrived += self._arriving  # not before: from then on a router takes the load's word for them
+            self._arriving.clear()
             over = [ticket for ticket in self._open if ticket.reports or ticket.cancelled or ticket.over]
             # Of a cancelled request there is no event.
             self._done += [booking for ticket in over if (booking := self._open.pop(ticket))]

@@ -19,7 +19,6 @@ from itertools import takewhile
 
 from headstart.fleet.replica.journal import Journal
 from headstart.fleet.replica.load import QueueState, load_of
-from headstart.fleet.replica.speed import similar
 from headstart.fleet.router.reports import Load, ReplicaReport, Speed
 from headstart.fleet.router.slots import SlotTimes
 from headstart.serving.runtime import Runtime
@@ -62,7 +61,6 @@ class Reporter:
         self._sent = -HEARTBEAT
         self._load = Load()
         self.speed = Speed()
-        self._sent_speed: Speed | None = None
         self._arrived, self._done = RepeatedIds(REPEATED), RepeatedIds(REPEATED)
         runtime.observe(self._ended)
 
@@ -73,14 +71,12 @@ class Reporter:
         """
         now, drained, speed = self._clock(), self._journal.drain(), self._measured()
         load = self._load_of(drained.queue, speed)
-        news = self._sent_speed is None or not similar(speed, self._sent_speed)
-        if drained.empty and load == self._load and not news and now < self._sent + HEARTBEAT:
+        if drained.empty and load == self._load and now < self._sent + HEARTBEAT:
             return None
         self._arrived.add(drained.arrived, now)
         self._done.add(drained.done, now)
         self._sequence += 1
         self._sent, self._load = now, load
-        self._sent_speed = speed if news else self._sent_speed
         return ReplicaReport(
             self._name,
             self._epoch,
@@ -90,7 +86,7 @@ class Reporter:
             drained.removed,
             arrived=self._arrived.at(now),
             done=self._done.at(now),
-            speed=speed if news else None,
+            speed=speed,
         )
 
     def dump(self) -> ReplicaReport:

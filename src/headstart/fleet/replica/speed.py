@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 
 from headstart.fleet.router.curve import CurveFit
 from headstart.fleet.router.reports import Speed
@@ -15,8 +14,6 @@ _MOST = 4096
 """Most measurements that wait for `speed`. The oldest are given up first."""
 _PROBE = 1 << 20
 """Bytes of the fetch whose expected time gives the bandwidth."""
-_SAME = 0.05
-"""Speeds that differ by a smaller share are the same to a router."""
 
 
 class Speedometer:
@@ -69,16 +66,6 @@ class Speedometer:
             self._disk = _smooth(self._disk, max(self._memory, (seconds - memory * self._memory) / disk))
         elif memory:
             self._memory = _smooth(self._memory, seconds / memory)
-
-
-def similar(one: Speed, other: Speed) -> bool:
-    """Whether a router need not know the difference."""
-
-    def numbers(speed: Speed) -> list[float]:
-        beside = [getattr(speed, field.name) for field in fields(speed) if field.name not in ("prefill", "fetch")]
-        return [speed.prefill.per_token, speed.prefill.per_depth, -1.0 if speed.fetch is None else speed.fetch, *beside]
-
-    return all(abs(a - b) <= _SAME * max(abs(a), abs(b)) for a, b in zip(numbers(one), numbers(other), strict=True))
 
 
 def _smooth(old: float, new: float) -> float:

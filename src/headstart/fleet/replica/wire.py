@@ -1,6 +1,6 @@
 """Wire: a report as bytes. Eight bytes a key, all numbers little-endian.
 
-    "hsrr" | version | flags | epoch | sequence | replica | load | speed? | arrived | done | removed | added
+    "hsrr" | version | flags | epoch | sequence | replica | load | speed | arrived | done | removed | added
 
 A text is its length (2 bytes) and UTF-8. A list is its length (4 bytes) and its members. The keys of a tier are the tier
 (1 byte) and a list. `decode` accepts what `encode` writes, and nothing else.
@@ -20,7 +20,7 @@ from headstart.fleet.router.reports import Load, ReplicaReport, Speed, Tier, Tie
 
 VERSION = 1
 _MAGIC = b"hsrr"
-_DUMP, _SPEED, _FETCH = 1, 2, 4
+_DUMP, _FETCH = 1, 2
 _HEAD = struct.Struct("<4sBBQQ")
 _LOAD = struct.Struct("<6d")
 _SPEEDS = struct.Struct("<6d")
@@ -34,22 +34,19 @@ def encode(report: ReplicaReport) -> bytes:
         ValueError: a name, number or tier that no replica reports.
     """
     load, speed = report.load, report.speed
-    flags = _DUMP * report.dump
-    parts = []
-    if speed is not None:
-        flags |= _SPEED | _FETCH * (speed.fetch is not None)
-        curve = speed.prefill
-        numbers = (curve.per_token, curve.per_depth, speed.memory, speed.disk, speed.fetch or 0.0, speed.round_trip)
-        parts.append(_SPEEDS.pack(*map(_finite, numbers)))
+    flags = _DUMP * report.dump | _FETCH * (speed.fetch is not None)
     try:
         head = _HEAD.pack(_MAGIC, VERSION, flags, report.epoch, report.sequence)
     except struct.error as error:
         raise ValueError(str(error)) from None
     loads = _LOAD.pack(*map(_finite, (load.queued, load.drag, load.hold, load.crowd, load.fetching, load.call)))
+    curve = speed.prefill
+    numbers = (curve.per_token, curve.per_depth, speed.memory, speed.disk, speed.fetch or 0.0, speed.round_trip)
+    speeds = _SPEEDS.pack(*map(_finite, numbers))
     prefills = _COUNT.pack(len(load.prefills)) + struct.pack(f"<{len(load.prefills)}d", *map(_finite, load.prefills))
     return b"".join(
         (
-            *(head, _text(report.replica), loads, prefills, *parts),
+            *(head, _text(report.replica), loads, prefills, speeds),
             *(_texts(report.arrived), _texts(report.done), *_keys(report.removed), *_keys(report.added)),
         )
     )
@@ -97,17 +94,15 @@ def decode(data: bytes) -> ReplicaReport:
         raise ValueError("not a report")
     if version != VERSION:
         raise ValueError(f"a report of version {version}, where {VERSION} was due")
-    if flags & ~(_DUMP | _SPEED | _FETCH) or (flags & _FETCH and not flags & _SPEED):
+    if flags & ~(_DUMP | _FETCH):
         raise ValueError(f"unknown flags {flags}")
     replica = read.text()
     queued, drag, hold, crowd, fetching, call = read.numbers(6)
     load = Load(tuple(read.numbers(read.count(8))), queued, drag, hold, crowd, fetching, call)
-    speed = None
-    if flags & _SPEED:
-        per_token, per_depth, memory, disk, fetch, round_trip = read.numbers(6)
-        if fetch and not flags & _FETCH:
-            raise ValueError("a speed of fetching without a shared tier")
-        speed = Speed(Curve(per_token, per_depth), memory, disk, fetch if flags & _FETCH else None, round_trip)
+    per_token, per_depth, memory, disk, fetch, round_trip = read.numbers(6)
+    if fetch and not flags & _FETCH:
+        raise ValueError("a speed of fetching without a shared tier")
+    speed = Speed(Curve(per_token, per_depth), memory, disk, fetch if flags & _FETCH else None, round_trip)
     arrived, done = read.texts(), read.texts()
     removed, added = read.keys(), read.keys()
     read.end()

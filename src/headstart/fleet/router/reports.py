@@ -96,7 +96,8 @@ class ReplicaReport:
         arrived: ids of requests that are part of `load` or were served. A replica repeats them for some seconds, so that a
             lost report does no harm.
         done: ids of requests whose prefill has ended, also repeated.
-        speed: None if it has not changed. A dump always has it.
+        speed: as the replica measured it. Each report has it, because a router that begins to listen must not take a slow
+            replica for a fast one until its dump has come.
     """
 
     replica: str
@@ -108,7 +109,7 @@ class ReplicaReport:
     dump: bool = False
     arrived: tuple[str, ...] = ()
     done: tuple[str, ...] = ()
-    speed: Speed | None = None
+    speed: Speed = Speed()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from headstart.fleet.router.book import Book, Booking
 from headstart.fleet.router.chains import PromptChain
 from headstart.fleet.router.costs import Board, Weights
 from headstart.fleet.router.holdings import Column, Holdings
-from headstart.fleet.router.reports import BlockKey, Load, ReplicaReport, Sequencer, Speed, Tier
+from headstart.fleet.router.reports import BlockKey, Load, ReplicaReport, Sequencer, Tier
 
 ASK_AGAIN = 1.0
 """Seconds between two requests for a dump."""
@@ -97,14 +97,13 @@ class FleetRouter:
                 self._holdings.replace(replica.column, change.added)
             else:
                 self._holdings.change(replica.column, change.removed, change.added)
-            if change.speed is not None:
-                self._board.present(replica.column, change.speed)
         for request in report.arrived:
             self._book.arrived(request, now)
         for request in report.done:
             self._come(self._book.close(request))
         if taken.newest:
             replica.load, replica.heard = report.load, now
+            self._board.present(replica.column, report.speed)
             self._reload(replica)
         if not replica.order.gap or now - replica.asked < ASK_AGAIN:
             return False
@@ -183,8 +182,7 @@ class FleetRouter:
             self._board.grow()
             self._columns.append(None)
             self._given = np.append(self._given, 0.0)
-        self._board.present(column, Speed())
-        self._given[column] = 0.0
+        self._given[column] = min((self._given[one.column] for one in self._replicas.values()), default=0.0)
         replica = self._columns[column] = self._replicas[name] = _Replica(name, column)
         return replica
 

@@ -308,7 +308,7 @@ class Replica:
             {tier: [key for key, came in keys.items() if not came] for tier, keys in tiers.items()},
             arrived=tuple(self._changes.arrived),
             done=tuple(self._changes.done),
-            speed=None if self._sequence else self._machine.speed,
+            speed=self._machine.speed,
         )
         self._sequence += 1
         self._changes = Changes()
