@@ -867,3 +867,24 @@ def test_what_a_killed_server_has_renamed_is_durable_before_it_is_listed() -> No
         ),
     )
     assert run(history).violation == ""
+
+
+def test_what_a_killed_program_has_left_is_found_at_the_next_clean_up() -> None:
+    """Of the simulation: it excused only what killed servers leave. `cache rm --all` was killed when it gave an object that it could
+    not delete its row again."""
+    history = Scenario(
+        19050728,
+        Setup(mode="exact", slots=3, memory=32, objects=29, transfer=1024, explain=False, expire=200.0),
+        (
+            Happening(0.5402, "ask", who=2, talk=2, how="turn", size=18, seed=482169454, reply=1),
+            Happening(3.5949, "fault", how="kill while writing", size=1, reply=1),
+            Happening(4.5805, "fault", how="eperm", reply=1),
+            Happening(5.4877, "rm", reply=1),
+            Happening(6.0981, "ask", talk=1, how="turn", size=1, seed=364529892, reply=10),
+            Happening(6.0981, "ask", how="turn", size=7, seed=297272021, reply=10),
+            Happening(6.0981, "ask", talk=2, how="turn", size=7, seed=123654106, reply=10),
+            Happening(7.3592, "ask", who=2, talk=1, how="turn", size=3, seed=235077888, reply=4),
+            Happening(7.5385, "ask", who=2, talk=1, how="edit", size=5, seed=428476176, reply=12),
+        ),
+    )
+    assert run(history).violation == ""

@@ -140,12 +140,9 @@ class SimulatedMachine:
                 self.here.kill(program)
         living = self._processes_alive()
         dying = [one for one in living if kind == "power_loss" or (task and one.process is task.process)]
-        if not dying:
-            if kind == "power_loss":
-                self._promised = {}
-                self._lose_power()
-            return
-        self._promised = {key: canonical for key, canonical in self._believed(living) if self._file(key) is not None}
+        if dying or kind == "power_loss":
+            believed = self._believed(living) if dying else ()
+            self._promised = {key: canonical for key, canonical in believed if self._file(key) is not None}
         for server in dying:
             self._leave(server)
         if kind == "power_loss":
