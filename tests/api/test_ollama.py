@@ -145,6 +145,35 @@ def test_silence_is_kept_alive_with_blanks(server: Server, client: Client) -> No
     assert [json.loads(line)["done"] for line in data.splitlines()][-1]
 
 
+def test_a_call_that_is_held_back_is_no_silence(server: Server, client: Client) -> None:
+    """Fault: nothing was sent while a long call was written. Proxies and clients give up after a minute or five."""
+    inner = engine_of(server).engine
+    assert isinstance(inner, FakeEngine)
+    shown = [ollama._utils.convert_function_to_tool(ls).model_dump(exclude_none=True)]
+    engine_of(server).say("I look.\n" + CALL.replace("/etc", "x" * 400))
+    inner.delay = 0.004  # so a token comes often, and nothing of the call before its end
+    try:
+        with server.http.stream("POST", "/api/chat", json={"messages": HI, "tools": shown}) as response:
+            data = b"".join(response.iter_raw())
+    finally:
+        inner.delay = 0.0
+    (call,) = [line for line in data.splitlines() if b"tool_calls" in line]
+    assert call.startswith(b" " * 5)
+    assert len(json.loads(call)["message"]["tool_calls"][0]["function"]["arguments"]["path"]) == 400
+
+
+def test_arguments_in_text_are_read_with_care(server: Server) -> None:
+    """Fault: 500 for many levels; and a half of a character in them broke the answer to a later request."""
+    for arguments in ("[" * 2000, '{"a":' * 900 + "1" + "}" * 900):
+        called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "ls", "arguments": arguments}}]}
+        assert server.post("/api/chat", json={"messages": [*HI, called, *HI]}).status_code == 400
+    for arguments in ('{"a": "\\ud800 one"}', '{"a": "\\ud800 two"}'):
+        called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "ls", "arguments": arguments}}]}
+        asked = {"messages": [*HI, called, *HI], "stream": False}
+        assert server.post("/api/chat", json=asked).status_code == 200
+        assert server.http.get("/headstart/explain").status_code == 200
+
+
 def test_the_next_turn_computes_its_own_message_only(server: Server, client: Client) -> None:
     engine_of(server).say(THOUGHT + "Fine. " * 30, "Good.")
     asked: list[Any] = [{"role": "system", "content": "Be brief. " * 20}, {"role": "user", "content": "How are you?"}]

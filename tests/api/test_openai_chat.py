@@ -275,6 +275,26 @@ def test_sliding_says_how_many_messages_it_dropped() -> None:
         assert answer.headstart["dropped"] > 0
         assert answer.headstart["dropped"] % 2 == 0
         assert answer.usage.prompt_tokens < 512
+        counts = [
+            server.post("/v1/chat/completions/input_tokens", json={"messages": messages[:length]}).json()["input_tokens"]
+            for length in (2, 16)
+        ]
+        assert counts[1] > 512, "what would be dropped is counted: clients count in order to know when to compact"
+        assert counts[0] < 512
+
+
+def test_a_body_with_many_faults_is_refused_at_once(fake: Server) -> None:
+    """Fault: to find the names of the faults took a time that grew with the square of their number."""
+    for path, body, named in (
+        ("/v1/completions", {"prompt": [1, *[2.5] * 30_000]}, "'prompt"),
+        ("/completion", {"prompt": [-1] * 30_000}, "'prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [0] * 30_000}]}, "'messages[0].content"),
+        ("/v1/chat/completions", {"messages": [0] * 30_000}, "'messages[0]"),
+        ("/v1/responses", {"input": "x", "metadata": dict.fromkeys(map(str, range(30_000)), 1)}, "30,000 places"),
+    ):
+        answer = fake.post(path, json=body)
+        assert answer.status_code == 400
+        assert named in answer.json()["error"]["message"]
 
 
 def test_unknown_fields_are_ignored(fake: Server) -> None:
@@ -283,6 +303,6 @@ def test_unknown_fields_are_ignored(fake: Server) -> None:
 
 
 def test_the_model_may_be_left_out_or_named_by_an_alias(fake: Server) -> None:
-    for name in ({}, {"model": "fake-alias"}, {"model": None}):
+    for name in ({}, {"model": "fake-alias"}, {"model": None}, {"model": ""}):
         answer = fake.post("/v1/chat/completions", json={"messages": fresh(), "max_tokens": 1, **name})
         assert answer.json()["model"] == "fake"

@@ -15,9 +15,9 @@ from headstart.testing.fake_engine import FakeEngine
 
 def test_a_model_has_its_names_with_and_without_a_tag() -> None:
     models = OneModel("Mine", ("other", "/srv/models/mine.gguf"), lambda: None)
-    for name in ("mine", "MINE:latest", "other:Latest", "/srv/models/mine.gguf", None, "claude-opus-4-1"):
+    for name in ("mine", "MINE:latest", "other:Latest", "/srv/models/mine.gguf", None, "", "claude-opus-4-1"):
         assert models.find(name).id == "Mine"
-    for name in ("mine:q8_0", "llama3", "latest", ""):
+    for name in ("mine:q8_0", "llama3", "latest"):
         with pytest.raises(NotFound, match="the served one is 'Mine'"):
             models.find(name)
         assert models.named(name) is None

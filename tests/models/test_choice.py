@@ -21,6 +21,8 @@ CHAT = "/v1/chat/completions"
         (CHAT, {}, {"model": "b"}, None, B),
         (CHAT, {"model": "a"}, {"model": "b"}, None, B),
         (CHAT, {"model": "b"}, {}, None, B),
+        (CHAT, {"model": "b"}, {"model": ""}, None, B),
+        (CHAT, {}, {"model": ""}, None, A),
         (CHAT, {}, {"model": "a"}, B, B),
         (f"/v1/responses/resp_{B.tag}00", {}, {}, None, B),
         (f"/v1/responses/resp_{B.tag}00/input_items", {}, {}, None, B),

@@ -164,7 +164,7 @@ class Constrained(Strict):
         schema = self.json_schema
         return [
             *([Format("json_schema", json.dumps(schema), param="json_schema")] if schema is not None else []),
-            *([Format("grammar", self.grammar, param="grammar")] if self.grammar is not None else []),
+            *([Format("grammar", self.grammar, param="grammar")] if self.grammar else []),
             *guided.formats("guided_"),
             *(self.structured_outputs.formats("structured_outputs.") if self.structured_outputs is not None else []),
         ]

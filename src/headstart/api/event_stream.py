@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import structlog
 from starlette.responses import Response
@@ -38,6 +39,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
         call, encoder = self._call, self._understood.encoder
+        clock, sent = asyncio.get_running_loop().time, -math.inf
         try:
             async with call:
                 while not call.done:
@@ -46,7 +48,10 @@ class EventStream(Response):
                         raise call.failure
                     seconds = call.seconds if batch else 0.0
                     frames = [encoder.encode(number, event, seconds, call.summary_of) for number, event in batch]
-                    data = b"".join(frames) if batch else b"" if call.done else encoder.beat()
+                    data = b"".join(frames)
+                    # The parser may hold back a whole argument, and an encoder a whole call.
+                    if not (data or call.done) and (not batch or clock() >= sent + self._service.keep_alive / 2):
+                        data = encoder.beat()
                     if not started:
                         started = True
                         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -54,6 +59,7 @@ class EventStream(Response):
                         await asyncio.to_thread(self._understood.complete, self._service)
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
+                        sent = clock()
             if call.failure is not None:
                 raise call.failure
             summary = call.summary()

@@ -125,7 +125,7 @@ class OneModel:
         return model if any(same(name, known) for known in (model.id, *self._aliases)) else None
 
     def find(self, name: str | None) -> ServedModel:
-        if name is None or meant_for_vendor(name):
+        if not name or meant_for_vendor(name):
             return self._model
         if (found := self.named(name)) is None:
             served = self._model.id

@@ -13,7 +13,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from headstart.chat.validation import MANY, Strict
+from headstart.chat.validation import MANY, LongList, Strict
 from headstart.interfaces.conversation import Conversation, Message
 
 OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "strftime_now"})
@@ -119,7 +119,7 @@ class ChatMessage(Hints, total=False):
     """A message. `function` and `function_call` are old names of `tool` and `tool_calls`."""
 
     role: Required[Literal["developer", "system", "user", "assistant", "tool", "function"]]
-    content: str | list[Annotated[TextPart, BeforeValidator(_only_text)]] | None
+    content: str | LongList[Annotated[TextPart, BeforeValidator(_only_text)]] | None
     refusal: str | None
     name: str | None
     tool_calls: list[ToolCall] | None
@@ -157,7 +157,7 @@ class ChatBody(Strict):
     """Messages, tools, and the template's variables."""
 
     messages: Annotated[
-        list[Annotated[ChatMessage, BeforeValidator(_readable), AfterValidator(_says_something)]], Field(min_length=1)
+        LongList[Annotated[ChatMessage, BeforeValidator(_readable), AfterValidator(_says_something)]], Field(min_length=1)
     ]
     tools: list[ToolBody] | None = None
     chat_template_kwargs: TemplateArguments | None = None

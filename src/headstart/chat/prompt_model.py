@@ -10,7 +10,7 @@ from typing import Self
 
 from headstart.chat.normalize import RULES, Ground, normalise
 from headstart.chat.reply_memory import ReplyMemory
-from headstart.errors import ContextTooLong, InvalidRequest
+from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Conversation
 from headstart.prompt.builder import Prompt
 from headstart.serving.prompt_maker import PromptMaker
@@ -66,10 +66,9 @@ class PromptModel:
 
     def count(self, conversation: Conversation) -> int:
         """Tokens of a conversation's prompt, even if it does not fit: clients count in order to know when to compact."""
-        try:
-            return len(self.prompt(conversation)[1])
-        except ContextTooLong as error:
-            return error.prompt_tokens
+        conversation = self.canonical(conversation)
+        with self.prompts.tokenizer_open():
+            return len(self.prompts.prompter.chat(conversation))
 
 
 def _prefilled(conversation: Conversation) -> Conversation:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headstart.errors import InvalidRequest
 
 MANY = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 """The configuration of TypedDicts. Objects of which a body has many become dicts, with keys in the order of the fields."""
+
+
+T = TypeVar("T")
+LongList = Annotated[list[T], Field(fail_fast=True)]
+"""A list that may be long. It is checked up to the first member with a fault: each fault costs time and memory."""
+TOO_MANY: Final = 1000
+"""Faults of which none is named."""
 
 
 class Strict(BaseModel):
@@ -21,6 +28,8 @@ class Strict(BaseModel):
 
 def condense(error: ValidationError, value: Any) -> InvalidRequest:
     """All errors of the most deeply nested invalid field, as one sentence."""
+    if error.error_count() >= TOO_MANY:
+        return InvalidRequest(f"The request is invalid in {error.error_count():,} places.")
     faults: dict[tuple[str | int, ...], list[str]] = {}
     found = error.errors(include_url=False, include_input=False, include_context=False)
     # Where a text or a list of texts may stand, pydantic also says of a bad text that it is no list.
@@ -49,7 +58,10 @@ def _ways(location: tuple[str | int, ...], value: Any, missing: bool) -> Iterato
         return
     step, rest = location[0], location[1:]
     # A list elsewhere with the same name may be shorter.
-    inside = step in range(len(value)) if isinstance(value, list) else isinstance(value, dict) and step in value
+    if isinstance(value, list):
+        inside = isinstance(step, int) and step < len(value)
+    else:
+        inside = isinstance(value, dict) and step in value
     if inside:
         yield from (((step, *way), whole) for way, whole in _ways(rest, value[step], missing))
     if not rest:

@@ -58,9 +58,9 @@ def _named(names: ModelNames, path: str, query: Mapping[str, str], body: Mapping
     name = body.get("model")
     if name is not None and not isinstance(name, str):
         raise InvalidRequest("Invalid 'model': it must be a string.", param="model")
-    if name is None:
+    if not name:
         name = query.get("model")
-    if name is None:
+    if not name:
         inside = _RESPONSE.match(path)
         id = inside["id"] if inside is not None else body.get("previous_response_id")
         if isinstance(id, str) and (found := names.of_id(id)) is not None:

@@ -101,7 +101,7 @@ class ModelNames:
         Raises:
             NotFound: no model has this name. The message has the names there are.
         """
-        if name is None:
+        if not name:
             return self.default
         found = self.named(name)
         if found is None and meant_for_vendor(name):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -22,6 +23,10 @@ SAID = [{"role": "user", "content": "a"}]
         ("/api/generate", {"keep_alive": -1, "prompt": "a"}, math.inf, False),
         ("/api/generate", {"keep_alive": "-1s"}, math.inf, False),
         ("/api/generate", {"keep_alive": "soon"}, None, False),
+        ("/api/generate", {"keep_alive": "1" * 100_000}, None, False),  # took more than a minute, on the front's event loop
+        ("/api/generate", {"keep_alive": 10**310}, sys.float_info.max, False),
+        ("/api/generate", {"keep_alive": math.nan}, None, False),
+        ("/api/generate", {"keep_alive": True}, None, False),
         ("/v1/chat/completions", {"keep_alive": 0}, None, False),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
 from typing import Any
 
@@ -147,9 +148,15 @@ def test_that_a_response_was_met_is_all_that_is_kept_of_some() -> None:
         store.get("a", "resp_1")
 
 
-@pytest.mark.parametrize("text", ["", "I think.", "é\n\x00\ud83d", "x" * 10_000])
+@pytest.mark.parametrize("text", ["", "I think.", "é\n\x00😀", "x" * 10_000])
 def test_what_is_sealed_is_unsealed(text: str) -> None:
     assert unseal(seal(text)) == text
+
+
+def test_halves_of_characters_are_not_sealed() -> None:
+    """Fault: an answer that quoted one could not be sent."""
+    assert unseal(seal("a\ud83db")) == "a?b"
+    assert unseal(base64.b64encode(b"headstart.reasoning.1\nab\xed\xa0\x80cd").decode()) is None
 
 
 @pytest.mark.parametrize("sealed", ["", "gAAAAAB", "aGVsbG8=", "not base64", "aGVhZHN0YXJ0"])

@@ -25,9 +25,6 @@ from headstart.serving.request import Request, TokenLogprob
 
 BlockKind = Literal["thinking", "text", "tool_use"]
 
-QUIET = 32
-"""A ping follows after so many deltas that are not sent, or not yet."""
-
 
 def event(name: str, **fields: Any) -> bytes:
     """An event with its name: clients skip events without one."""
@@ -104,7 +101,6 @@ class MessagesEncoder(Encoder):
         self.options = options
         self._open: BlockKind | None = None
         self._index = -1
-        self._hidden = 0
         self._members = Members()
 
     # ── in a stream ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -140,18 +136,12 @@ class MessagesEncoder(Encoder):
                 return closed + self._start("tool_use", block)
             case ToolCallDelta():
                 valid = self._members.feed(delta.text)
-                return self._delta("input_json_delta", partial_json=valid) if valid else self._silence()
+                return self._delta("input_json_delta", partial_json=valid) if valid else b""
             case ReasoningDelta():
                 begun = self._switch("thinking", {"thinking": "", "signature": ""})
-                if self.options.shows:
-                    return begun + self._delta("thinking_delta", thinking=delta.text)
-                return begun + self._silence()
+                return begun + (self._delta("thinking_delta", thinking=delta.text) if self.options.shows else b"")
             case TextDelta():
                 return self._switch("text", {"text": "", "citations": None}) + self._delta("text_delta", text=delta.text)
-
-    def _silence(self) -> bytes:
-        self._hidden += 1
-        return b"" if self._hidden % QUIET else self.beat()
 
     def _switch(self, kind: BlockKind, block: dict[str, Any]) -> bytes:
         return b"" if self._open == kind else self._close() + self._start(kind, block)

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from headstart.api.body import Body, Whole
 from headstart.chat.messages import Effort, in_place_of, only_readable
-from headstart.chat.validation import MANY, Strict
+from headstart.chat.validation import MANY, LongList, Strict
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Format, ToolChoice
 
@@ -105,7 +105,7 @@ class TextSource(TypedDict):
 @with_config(MANY)
 class ContentSource(TypedDict):
     type: Literal["content"]
-    content: str | list[AnyText]
+    content: str | LongList[AnyText]
 
 
 @with_config(MANY)
@@ -121,7 +121,7 @@ class SearchResultBlock(Marked):
     type: Required[Literal["search_result"]]
     source: Required[str]
     title: Required[str]
-    content: Required[list[AnyText]]
+    content: Required[LongList[AnyText]]
 
 
 Written = TextBlock | DocumentBlock | SearchResultBlock
@@ -154,7 +154,7 @@ class ToolResultBlock(Marked, total=False):
     type: Required[Literal["tool_result"]]
     tool_use_id: Required[Annotated[str, StringConstraints(min_length=1)]]
     content: Annotated[
-        str | list[Annotated[Written, Field(discriminator="type"), BeforeValidator(_readable)]] | None,
+        str | LongList[Annotated[Written, Field(discriminator="type"), BeforeValidator(_readable)]] | None,
         BeforeValidator(_of_result),
     ]
     is_error: bool | None
@@ -167,19 +167,19 @@ AssistantBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBloc
 @with_config(MANY)
 class UserMessage(TypedDict):
     role: Literal["user"]
-    content: str | list[Annotated[UserBlock, Field(discriminator="type"), BeforeValidator(_readable)]]
+    content: str | LongList[Annotated[UserBlock, Field(discriminator="type"), BeforeValidator(_readable)]]
 
 
 @with_config(MANY)
 class AssistantMessage(TypedDict):
     role: Literal["assistant"]
-    content: str | list[Annotated[AssistantBlock, Field(discriminator="type"), BeforeValidator(_readable)]]
+    content: str | LongList[Annotated[AssistantBlock, Field(discriminator="type"), BeforeValidator(_readable)]]
 
 
 @with_config(MANY)
 class SystemMessage(TypedDict):
     role: Literal["system"]
-    content: str | list[AnyText]
+    content: str | LongList[AnyText]
 
 
 AnyMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
@@ -276,8 +276,8 @@ class CountTokensRequest(Body):
 
     cache_control: CacheControl | None = None
     model: str | None = None
-    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=100_000)]
-    system: str | list[AnyText] | None = None
+    messages: Annotated[LongList[AnyMessage], Field(min_length=1, max_length=100_000)]
+    system: str | LongList[AnyText] | None = None
     tools: list[Annotated[ClientTool, AfterValidator(_can_be_called)]] | None = None
     tool_choice: Annotated[AnyToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
     thinking: Thinking | None = None

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from headstart.api.body import TokenId, Whole
 from headstart.api.generation import Generation
-from headstart.chat.validation import Strict
+from headstart.chat.validation import LongList, Strict
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Format
 
@@ -23,11 +23,11 @@ def _llama_prompt(value: Any) -> str | None:
     return "mixed" if plain else "several"
 
 
-Mixed = Annotated[list[str | TokenId], Field(min_length=1)]
+Mixed = Annotated[LongList[str | TokenId], Field(min_length=1)]
 LlamaPrompt = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[Mixed, Tag("mixed")]
-    | Annotated[list[str | Mixed], Field(min_length=1, max_length=2048), Tag("several")],
+    | Annotated[LongList[str | Mixed], Field(min_length=1, max_length=2048), Tag("several")],
     Discriminator(
         _llama_prompt,
         custom_error_type="prompt_kind",
@@ -55,7 +55,7 @@ class LlamaRequest(Generation):
 
     @model_validator(mode="after")
     def _one_format(self) -> LlamaRequest:
-        if self.grammar is not None and self.json_schema is not None:
+        if self.grammar and self.json_schema is not None:
             raise InvalidRequest("Invalid 'grammar': a reply can have one format only.", param="grammar")
         return self
 
@@ -87,7 +87,7 @@ class TokenizeRequest(Strict):
 class DetokenizeRequest(Strict):
     """Body of POST /detokenize."""
 
-    tokens: list[TokenId]
+    tokens: LongList[TokenId]
 
 
 BODIES: tuple[type[Strict], ...] = (LlamaRequest, TokenizeRequest, DetokenizeRequest)

@@ -18,7 +18,7 @@ from headstart.api.framing import NDJSON
 from headstart.api.incoming import disconnected
 from headstart.api.pulls import Pulls
 from headstart.api.service import Service
-from headstart.errors import Cancelled, HeadstartError, HubError, InvalidRequest, ModelError, RequestError
+from headstart.errors import Cancelled, HeadstartError, HubError, InvalidRequest, ModelError, RequestError, Unavailable
 from headstart.hub.local_model import LocalModel
 from headstart.hub.progress import PullProgress
 from headstart.hub.pull import pull
@@ -26,6 +26,7 @@ from headstart.hub.reference import parse
 from headstart.model_names import model_names
 
 SUCCESS = {"status": "success"}
+_KEPT = "What is here is kept: pull again to go on."
 _SHOWN = 12
 """Digits of a digest in a line for people."""
 
@@ -63,8 +64,8 @@ class Download:
         self._gone = False
 
     async def run(self) -> None:
-        """Fetches the model. Raises InvalidRequest, HubFailed, Overloaded, or Cancelled if the caller is gone or the server
-        stops."""
+        """Fetches the model. Raises InvalidRequest, HubFailed, Overloaded, Unavailable if the server stops, or Cancelled if the
+        caller is gone."""
         if self._served:
             return
         try:
@@ -125,8 +126,10 @@ class Download:
 
     def _report(self, progress: PullProgress) -> None:
         """Called in the thread of the download."""
-        if self._gone or self._service.drain.begun:
-            raise Cancelled("The download was stopped. What is here is kept: pull again to go on.")
+        if self._service.drain.begun:
+            raise Unavailable(f"The server is stopping. {_KEPT}")
+        if self._gone:
+            raise Cancelled(f"The download was stopped. {_KEPT}")
         line = {
             "status": f"pulling {progress.digest[:_SHOWN] or progress.file}",
             "digest": f"sha256:{progress.digest}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from typing import Annotated, Any, Literal, Required
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator, with_config
@@ -13,15 +14,18 @@ from typing_extensions import TypedDict
 
 from headstart.api.body import Body, Whole
 from headstart.chat.messages import in_place_of
-from headstart.chat.validation import MANY, Strict
+from headstart.chat.validation import MANY, LongList, Strict
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Format
+from headstart.output.json_values import json_value
 
 TEXT_ONLY = "this server reads text only"
 
-_DURATION = re.compile(r"[-+]?(?:0|(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+)")
+_DURATION = re.compile(r"[-+]?(?:0|(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+)")
 """A duration as Go writes it: `5m`, `1h30m`, `-1s`, `0`."""
-_PART = re.compile(r"(\d+\.?\d*|\.\d+)([a-zµμ]*)")
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-zµμ]*)")
+_LONGEST = 100
+"""Characters of a duration."""
 _UNITS = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -32,7 +36,8 @@ def _duration(value: float | str) -> float | str:
 
 
 KeepAlive = Annotated[
-    float | Annotated[str, StringConstraints(max_length=100), Field(json_schema_extra={"pattern": r"^-?[0-9]{1,6}(s|m|h)$"})],
+    float
+    | Annotated[str, StringConstraints(max_length=_LONGEST), Field(json_schema_extra={"pattern": r"^-?[0-9]{1,6}(s|m|h)$"})],
     AfterValidator(_duration),
 ]
 """Seconds, or a duration like `5m`. A negative one means for ever."""
@@ -42,11 +47,13 @@ def keep_seconds(keep_alive: object) -> float | None:
     """For how many seconds without a request a model is kept, by a body's `keep_alive`: 0 to unload it at once, infinite to
     keep it. None if the body does not say so.
     """
-    if isinstance(keep_alive, str) and _DURATION.fullmatch(keep_alive) is not None:
+    if isinstance(keep_alive, str) and len(keep_alive) <= _LONGEST and _DURATION.fullmatch(keep_alive) is not None:
         seconds = math.fsum(float(number) * _UNITS[unit] for number, unit in _PART.findall(keep_alive))
         return math.inf if keep_alive.startswith("-") and seconds else seconds
-    if isinstance(keep_alive, int | float) and not isinstance(keep_alive, bool) and not math.isnan(keep_alive):
-        return math.inf if keep_alive < 0 else float(keep_alive)
+    if isinstance(keep_alive, bool) or (isinstance(keep_alive, float) and math.isnan(keep_alive)):
+        return None
+    if isinstance(keep_alive, int | float):
+        return math.inf if keep_alive < 0 else float(min(keep_alive, sys.float_info.max))
     return None
 
 
@@ -63,7 +70,7 @@ def _arguments(value: Any) -> Any:
     """Older clients write arguments as JSON text."""
     if isinstance(value, str):
         try:
-            parsed = json.loads(value or "{}")
+            parsed = json_value(value or "{}")
         except ValueError:
             return value
         return parsed if isinstance(parsed, dict) else value
@@ -197,7 +204,7 @@ class OllamaChatRequest(OllamaBody):
     """Body of POST /api/chat. Without messages it only asks for the model to be loaded or unloaded."""
 
     messages: Annotated[
-        list[Annotated[OllamaMessage, BeforeValidator(_without_results_images)]] | None, Field(max_length=100_000)
+        LongList[Annotated[OllamaMessage, BeforeValidator(_without_results_images)]] | None, Field(max_length=100_000)
     ] = None
     tools: list[OllamaTool] | None = None
 

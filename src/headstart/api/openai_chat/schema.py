@@ -20,7 +20,7 @@ from pydantic import (
 from headstart.api.body import Constrained, ResponseFormat, TokenId, Whole
 from headstart.api.generation import Generation
 from headstart.chat.messages import ChatBody
-from headstart.chat.validation import Strict
+from headstart.chat.validation import LongList, Strict
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Format, ToolChoice
 
@@ -97,9 +97,11 @@ def _prompt_kind(value: Any) -> str | None:
 
 Prompts = Annotated[
     Annotated[str, Tag("text")]
-    | Annotated[list[str], Field(min_length=1, max_length=2048), Tag("texts")]
-    | Annotated[list[TokenId], Field(min_length=1), Tag("tokens")]
-    | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=2048), Tag("lists")],
+    | Annotated[LongList[str], Field(min_length=1, max_length=2048), Tag("texts")]
+    | Annotated[LongList[TokenId], Field(min_length=1), Tag("tokens")]
+    | Annotated[
+        LongList[Annotated[LongList[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=2048), Tag("lists")
+    ],
     Discriminator(
         _prompt_kind,
         custom_error_type="prompt_kind",

@@ -25,14 +25,14 @@ _SEAL = b"headstart.reasoning.1\n"
 
 def seal(text: str) -> str:
     """`encrypted_content` for some reasoning. It is not secret, only encoded, and contains all of the text."""
-    return base64.b64encode(_SEAL + text.encode("utf-8", "surrogatepass")).decode()
+    return base64.b64encode(_SEAL + text.encode("utf-8", "replace")).decode()
 
 
 def unseal(sealed: str) -> str | None:
     """The text that `seal` encoded; None if `sealed` comes from another server."""
     try:
         data = base64.b64decode(sealed, validate=True)
-        return data.removeprefix(_SEAL).decode("utf-8", "surrogatepass") if data.startswith(_SEAL) else None
+        return data.removeprefix(_SEAL).decode("utf-8") if data.startswith(_SEAL) else None
     except (binascii.Error, ValueError):
         return None
 

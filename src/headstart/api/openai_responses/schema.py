@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 from headstart.api.body import Whole
 from headstart.api.generation import Generation
 from headstart.chat.messages import Effort, Hints, TemplateArguments, only_readable
-from headstart.chat.validation import MANY, Strict
+from headstart.chat.validation import MANY, LongList, Strict
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Format, ToolChoice
 
@@ -76,7 +76,7 @@ class ResponsesPart(Hints, total=False):
     refusal: str | None
 
 
-Parts = list[Annotated[ResponsesPart, AfterValidator(_has_text)]]
+Parts = LongList[Annotated[ResponsesPart, AfterValidator(_has_text)]]
 Content = str | Parts
 
 
@@ -269,7 +269,7 @@ class ResponsesInput(Strict):
     """The fields that make the prompt of a response; also the body of POST /v1/responses/input_tokens."""
 
     model: str | None = None
-    input: str | list[InputItem] | None = None
+    input: str | LongList[InputItem] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: Any = None
