@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,19 @@ def test_ends_template_and_names(tokenizer: HFTokenizer) -> None:
     assert tokenizer.names == {"eos_token": "<|im_end|>"}
     assert tokenizer.bos is None
     assert tokenizer.n_vocab == tiny_hf.VOCAB
+
+
+def test_no_prompt_is_cut_or_filled_up(folder: Path, tokenizer: HFTokenizer, tmp_path: Path) -> None:
+    """Fault: a tokenizer that was saved after training cut each text without a word."""
+    shutil.copytree(folder, tmp_path / "trained")
+    path = tmp_path / "trained" / "tokenizer.json"
+    form = json.loads(path.read_text())
+    form["truncation"] = {"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0}
+    form["padding"] = {"strategy": {"Fixed": 32}, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "!"}
+    path.write_text(json.dumps(form))
+    trained = HFTokenizer(tmp_path / "trained")
+    for text in ("x" * 100, "abc"):
+        assert trained.tokenize(text) == tokenizer.tokenize(text)
 
 
 def test_sentencepiece_adds_no_space(tmp_path: Path) -> None:

@@ -318,6 +318,21 @@ def test_a_failed_step_leaves_the_other_slots_whole(filled: Filled, monkeypatch:
     assert exported(engine, 0) == exported(due, 0)
 
 
+def test_a_slot_can_be_emptied_when_its_batch_cannot_be_ended(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: it raised an error that is none of the engine's, and the scheduler ended."""
+    due, engine = filled("llama", 2), filled("llama", 2)
+    for one in (due, engine):
+        replies(one, [(0, 1)] * 3, together=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(padding, "reserve", lambda *given: (_ for _ in ()).throw(RuntimeError("no memory")))
+        for refused in (lambda: engine.truncate(0, 3), lambda: exported(engine, 1)):
+            with pytest.raises(EngineError, match="no memory"):
+                refused()
+        engine.truncate(0, 0)
+    assert [engine.length(slot) for slot in range(2)] == [0, 67]
+    assert exported(engine, 1) == exported(due, 1)
+
+
 def test_a_padded_batch_that_mixes_slots_is_found_at_load(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     give_back = PaddedKV.give_back
 

@@ -220,11 +220,13 @@ def test_of_a_real_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert [still(), still()] == [False, True], "another machine, which is remembered too"
     monkeypatch.setenv("GGML_SOMETHING", "1")
     assert not still()
+    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")  # how quantised KV is stored
+    assert not still()
 
 
 def test_a_proof_that_was_handed_over_needs_no_sample_unless_something_has_changed(tmp_path: Path) -> None:
     engine = fake()
-    handed = [EngineProof(b"it".hex(), Traits(BLOCK_SIZE, notes=("by another process",)))]
+    handed = [EngineProof(b"it".hex(), Traits(BLOCK_SIZE, notes=("by another process",)), engine.shape.slots)]
     assert Proven(tmp_path, b"it", False, handed).traits(engine, TOKENS, window=0) == handed[0].traits
     assert Proven(None, b"it", False, handed).traits(engine, TOKENS, window=0) == handed[0].traits
     assert engine.prefilled == 0
@@ -233,6 +235,15 @@ def test_a_proof_that_was_handed_over_needs_no_sample_unless_something_has_chang
         traits = Proven(tmp_path, identity, anew, handed).traits(again, TOKENS, window=0)
         assert again.prefilled > 0
         assert "by another process" not in traits.notes
+
+
+def test_a_proof_of_decoding_that_was_handed_over_holds_for_no_more_slots(tmp_path: Path) -> None:
+    """Fault: a model that was loaded with two slots, then with four, decoded four replies in a call that was proved for two."""
+    slots, traits = fake().shape.slots, Traits(BLOCK_SIZE, decode_is_prefill=True, notes=("by another process",))
+    for proved, holds in ((slots, True), (slots - 1, False)):
+        engine = fake()
+        found = Proven(None, b"it", False, [EngineProof(b"it".hex(), traits, proved)]).traits(engine, TOKENS, window=0)
+        assert (found == traits, engine.prefilled == 0) == (holds, holds)
 
 
 @pytest.mark.slow

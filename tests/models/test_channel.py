@@ -82,5 +82,5 @@ def test_what_a_process_says_and_hands_over_arrives_however_it_is_cut(given: lis
 
 def test_a_card_crosses_the_channel() -> None:
     served = ServedModel("a", "loaded", ("b",), sampling=Sampling(temperature=0.5), facts={"n_ctx": 4})
-    card = ReadyReport(5, served, (EngineProof("0f", Traits(128, chunking=False, notes=("one", "two"))),))
+    card = ReadyReport(5, served, (EngineProof("0f", Traits(128, chunking=False, notes=("one", "two")), 4),))
     assert ReadyReport.of_json(card.as_json) == card

@@ -25,7 +25,7 @@ from headstart.models.process import LoadFailed
 from headstart.models.state import Phase
 from headstart.models.upstream import UpstreamConnection
 
-PROOF = EngineProof("00", Traits(64))
+PROOF = EngineProof("00", Traits(64), 4)
 MODELS = [NamedModel(name, f"{name}.gguf", 10) for name in "abc"]
 
 

@@ -43,6 +43,9 @@ class HFTokenizer:
             self._tokenizer = Tokenizer.from_str(json.dumps(form))
         except Exception as error:  # the library has no exception of its own
             raise ModelError(f"'{path}' cannot be used ({error}).") from None
+        # Training may have left these in the file. A prompt is neither cut nor filled up.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         # Texts of control tokens in a message stay text.
         self._tokenizer.encode_special_tokens = True
         special = [token for token in form.get("added_tokens", ()) if token.get("special")]

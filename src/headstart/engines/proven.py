@@ -51,14 +51,14 @@ class Proven:
     def traits(self, engine: Engine, tokens: Tokens, *, window: int, progress: ProofProgress = lambda _: None) -> Traits:
         """The result of `prove`, or the stored one."""
         for proof in self.handed:
-            if proof.key == self.identity.hex() and not self.anew:
+            if proof.key == self.identity.hex() and _holds(proof.traits, proof.slots, engine) and not self.anew:
                 return proof.traits
         if self.folder is None:
             return prove(engine, tokens, window=window, progress=progress)
         sample = answer(engine, tokens)
         key = self.identity.hex()
         entry = recall(self.folder, MEMO).get(key)
-        found = _traits(entry, sample, engine.shape.slots)
+        found = _traits(entry, sample, engine)
         if found is not None and not self.anew:
             return replace(found, notes=(*found.notes, STILL))
         if entry is not None and found is None:
@@ -78,16 +78,21 @@ def _entry(sample: bytes, traits: Traits, slots: int) -> dict[str, Any]:
     return {**found, "check": _check(sample, found)}
 
 
-def _traits(entry: Any, sample: bytes | None, slots: int) -> Traits | None:
-    """The traits in a stored entry, if it is undamaged, has the same sample, and holds for so many slots.
+def _holds(traits: Traits, slots: int, engine: Engine) -> bool:
+    """Whether what was proved with so many slots holds for an engine.
 
     Only `decode_is_prefill` speaks of several slots: of all that are decoded in one call.
     """
+    return slots >= engine.shape.slots or not traits.decode_is_prefill
+
+
+def _traits(entry: Any, sample: bytes | None, engine: Engine) -> Traits | None:
+    """The traits in a stored entry, if it is undamaged, has the same sample, and holds for this engine."""
     try:
         if sample is None or entry["check"] != _check(sample, {"traits": entry["traits"], "slots": entry["slots"]}):
             return None
         traits = Traits(**{**entry["traits"], "notes": tuple(entry["traits"]["notes"])})
-        return None if traits.decode_is_prefill and entry["slots"] < slots else traits
+        return traits if _holds(traits, entry["slots"], engine) else None
     except (TypeError, KeyError):
         return None
 

@@ -135,10 +135,12 @@ class EngineProof:
 
     Attributes:
         key: hexadecimal digest of everything that the proof depends on.
+        slots: slots of the engine that was proved.
     """
 
     key: str
     traits: Traits
+    slots: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class ReadyReport:
         given = value["served"]
         lists = {"aliases": tuple(given["aliases"]), "sampling": Sampling(**given["sampling"])}
         proofs = [
-            EngineProof(proof["key"], Traits(**{**proof["traits"], "notes": tuple(proof["traits"]["notes"])}))
+            EngineProof(proof["key"], Traits(**{**proof["traits"], "notes": tuple(proof["traits"]["notes"])}), proof["slots"])
             for proof in value["proofs"]
         ]
         return cls(value["need"], ServedModel(**{**given, **lists}), tuple(proofs))

@@ -870,8 +870,8 @@ def test_what_a_killed_server_has_renamed_is_durable_before_it_is_listed() -> No
 
 
 def test_what_a_killed_program_has_left_is_found_at_the_next_clean_up() -> None:
-    """Of the simulation: it excused only what killed servers leave. `cache rm --all` was killed when it gave an object that it could
-    not delete its row again."""
+    """Of the simulation: it excused only what killed servers leave. `cache rm --all` could not delete an object, and was killed
+    when it gave it its row again."""
     history = Scenario(
         19050728,
         Setup(mode="exact", slots=3, memory=32, objects=29, transfer=1024, explain=False, expire=200.0),

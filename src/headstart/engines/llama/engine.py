@@ -141,9 +141,7 @@ class LlamaEngine(Engine):
                 llama_load.open_adapter(model, context, options.lora)
             engine = cls(model, context, ctx=chosen.ctx, slots=chosen.slots)
             engine.host = host
-            identity = llama_identity.identity(
-                model, options, weights, adapter, gpu_layers=placed.layers, ctx=chosen.ctx
-            )
+            identity = llama_identity.identity(model, options, weights, adapter, gpu_layers=placed.layers, ctx=chosen.ctx)
             # Proofs use two slots and a part of the context; `Proven` sees to more slots. All of it depends on the free memory.
             sizes = {"ctx": min(chosen.ctx, most_tokens(engine.shape.batch)), "slots": min(chosen.slots, 2), "threads": threads}
 
@@ -433,7 +431,7 @@ class LlamaEngine(Engine):
     def _proved(self, proven: Proven, tokens: Tokens, window: int, progress: Callable[[float], None]) -> Traits:
         traits = proven.traits(self, tokens, window=window, progress=progress)
         if traits.canonical:
-            self.proofs = (*self.proofs, EngineProof(proven.identity.hex(), traits))
+            self.proofs = (*self.proofs, EngineProof(proven.identity.hex(), traits, self.shape.slots))
         return traits
 
     def _learn(self) -> Traits:

@@ -98,7 +98,8 @@ def identity(
         # Some models choose their rope factors by whether a conversation may exceed the original context.
         "long_rope": original is not None and ctx > int(original),
         # Left out if there are none, so that the fingerprints of most machines never change.
-        **({"environment": found} if (found := environment("GGML_")) else {}),
+        # LLAMA_ATTN_ROT_DISABLE: whether quantised KV is rotated.
+        **({"environment": found} if (found := environment("GGML_", "LLAMA_ATTN_")) else {}),
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -234,7 +234,7 @@ class MlxEngine(Engine):
                     progress=lambda part: report(_LOADED + (1 - _LOADED) * part),
                 )
                 if traits.canonical:
-                    engine.proofs = (EngineProof(proven.identity.hex(), traits),)
+                    engine.proofs = (EngineProof(proven.identity.hex(), traits, engine.shape.slots),)
                 engine.traits = replace(traits, notes=(*traits.notes, *engine._notes))
             except EngineError as error:
                 raise ModelError(f"mlx cannot compute with '{folder}' ({error}); choose another model.") from error
@@ -321,9 +321,12 @@ class MlxEngine(Engine):
         return self._pads and padded.worthwhile(lengths, self.shape.kv_bytes_per_token)
 
     def _part(self, numbers: tuple[int, ...]) -> None:
-        """Ends the padded batch of these slots, if there is one. They have their tokens then."""
+        """Ends the padded batch of these slots, if there is one. They have their tokens then. If it fails, the batch stays."""
         if self._form is not None and numbers in self._padded:
-            self._padded[numbers].give_back(self.shape.ctx, self._form)
+            try:
+                self._padded[numbers].give_back(self.shape.ctx, self._form)
+            except Exception as error:
+                raise _failed(error) from error
             del self._padded[numbers]
 
     def _graph(self, numbers: tuple[int, ...], tokens: Any) -> Graph:
@@ -358,6 +361,13 @@ class MlxEngine(Engine):
             self._part(numbers)
         return self._slots[slot]
 
+    def _emptied(self, slot: int) -> _Sequence:
+        """A slot without tokens. It needs none of a padded batch, which stays for the others if it cannot be ended now."""
+        with suppress(EngineError):
+            self._settled(slot)
+        self._empty(self._slots[slot])
+        return self._slots[slot]
+
     def _undo_ahead(self, slot: int) -> None:
         for numbers in [numbers for numbers in self._ahead if slot in numbers]:
             self._ahead.pop(numbers).undo()
@@ -374,7 +384,7 @@ class MlxEngine(Engine):
             for slot in slots:
                 self._undo_ahead(slot)
                 self._empty(self._slots[slot])  # what a padded batch has for it is lost
-            raise EngineError(f"mlx could not compute: {type(error).__name__}: {error}") from error
+            raise _failed(error) from error
 
     def _scores(self, row: Any) -> Logits:
         """Logits of the tokens that the tokenizer knows. A model may have more outputs, or fewer. `row`: float32."""
@@ -412,10 +422,10 @@ class MlxEngine(Engine):
     # ── KV ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def truncate(self, slot: int, length: int) -> None:
-        held = self._settled(slot)
         if length == 0:
-            self._empty(held)
+            self._emptied(slot)
             return
+        held = self._settled(slot)
         if length == held.length:
             return
         if not 0 < length < held.length or not self.traits.sliceable:
@@ -436,7 +446,7 @@ class MlxEngine(Engine):
 
     def import_kv(self, slot: int, segments: Sequence[KVSegment]) -> None:
         if not self.traits.sliceable:
-            self._empty(self._settled(slot))
+            self._emptied(slot)
             raise EngineError("KV of this model cannot be put into a slot without its checkpoint")
         self._import(slot, segments, None)
 
@@ -450,8 +460,7 @@ class MlxEngine(Engine):
         self._import(slot, segments, state)
 
     def _import(self, slot: int, segments: Sequence[KVSegment], state: Bytes | None) -> None:
-        held = self._settled(slot)
-        self._empty(held)
+        held = self._emptied(slot)
         form, size = self._movable() if state is None else self._stateful(), self.shape.kv_bytes_per_token
         for segment in segments:
             if not 0 < segment.take <= segment.tokens or len(segment.data) < segment.tokens * size:
@@ -514,3 +523,8 @@ class MlxEngine(Engine):
         if not self.traits.stateful:
             raise EngineError("this model has no checkpoints")
         return self._movable()
+
+
+def _failed(error: Exception) -> EngineError:
+    """What of mlx's errors, which are of many kinds, a caller learns."""
+    return EngineError(f"mlx could not compute: {type(error).__name__}: {error}")
