@@ -888,3 +888,46 @@ def test_what_a_killed_program_has_left_is_found_at_the_next_clean_up() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_what_is_neither_deleted_nor_listed_is_known() -> None:
+    """Of the simulation: it took for forgotten what a server could not evict, and not give its row again, but counts."""
+    history = Scenario(
+        20051248,
+        Setup(
+            mode="exact",
+            stateful=True,
+            any_cut=True,
+            slots=4,
+            memory=52,
+            objects=81,
+            tenants=4,
+            transfer=1024,
+            explain=False,
+            foreign=True,
+            shared="valkey",
+            encrypt=True,
+            apart=True,
+        ),
+        (
+            Happening(0.4322, "fault", how="store_hung", size=10, reply=1),
+            Happening(0.5, "ask", who=2, talk=2, how="turn", size=7, seed=1056287124, reply=12),
+            Happening(0.5258, "ask", talk=2, how="turn", size=5, seed=820197552, reply=8),
+            Happening(0.6797, "abort", talk=2, reply=1),
+            Happening(1.0, "second", reply=1),
+            Happening(1.713, "ask", talk=1, how="turn", size=7, seed=495576594, reply=9),
+            Happening(10.491, "ask", who=2, talk=2, how="turn", size=2, seed=94213245, reply=5),
+            Happening(10.6547, "ask", who=3, talk=1, how="turn", size=5, seed=506427434, reply=1),
+            Happening(10.7609, "fault", how="power_loss while writing", reply=1),
+            Happening(11.2616, "ask", who=3, how="turn", size=3, seed=450506519, reply=5),
+            Happening(15.3835, "fault", how="hung_read", reply=1),
+            Happening(21.8739, "delete", who=1, reply=1),
+            Happening(22.6381, "fault", how="sql_busy", size=10, reply=1),
+            Happening(22.9371, "ask", who=3, talk=1, how="turn", size=20, seed=1004494563, reply=1),
+            Happening(33.6964, "fault", how="eacces", size=3, reply=1),
+            Happening(34.8628, "fault", how="slow", reply=1),
+            Happening(40.2026, "fault", how="eio", size=1, reply=1),
+            Happening(46.4869, "ask", who=2, how="turn", size=10, seed=977671904, reply=2),
+        ),
+    )
+    assert run(history).violation == ""

@@ -229,12 +229,14 @@ class SimulatedMachine:
 
     def _forgotten(self) -> bool:
         """Whether something that was stored before the last crash is still there without a row, as while it is evicted."""
-        disks = [one.disk for one in self.servers if one.disk]
-        disk = disks[-1]._disk if disks else None
+        disks = [one.disk._disk for one in self.servers if one.disk]
+        disk = disks[-1] if disks else None
         if disk is None or replaced(disk):
             return False
         rows = {key for (key,) in sqlite3.Connection.execute(disk.catalog._db, "SELECT key FROM objects")}
-        files = (self._file(key) for key in self._promised if key not in rows)
+        # What a server can neither delete nor give its row again counts until it can.
+        known = rows.union(*(one._strange for one in disks if one is not None))
+        files = (self._file(key) for key in self._promised if key not in known)
         return any(file is not None and not file.rotten for file in files)
 
 

@@ -1,0 +1,16 @@
+"""Paths as people write them. `pathlib` raises for some of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """The path, with a folder for a leading `~`. One of an unknown user stays as it is."""
+    return Path(os.path.expanduser(path))
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether there is such a file. No name is too long."""
+    return os.path.isfile(path)
