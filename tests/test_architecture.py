@@ -17,7 +17,7 @@ SOURCE = Path(headstart.__file__).parent
 TESTS = Path(__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
-COMMON = {"errors", "futures", "longest_match", "lru", "names", "units", "version"}
+COMMON = {"errors", "futures", "longest_match", "lru", "names", "paths", "units", "version"}
 """What everybody may import, beside their own package."""
 
 ALLOWED: dict[str, set[str]] = {
@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "futures": set(),
     "longest_match": set(),
     "lru": set(),
+    "paths": set(),
     "units": set(),
     "config": {"engines.options", "units", "templates"},
     "templates": set(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -17,6 +18,7 @@ from headstart.api.auth import Keys
 from headstart.api.events import routes
 from headstart.config import Settings
 from headstart.events import hub as hub_module
+from headstart.fleet.cluster import bridge
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from live import Server, idle, serving, wait_until
@@ -274,3 +276,35 @@ def test_pins_are_told() -> None:
             lambda events: any(item.get("pinned") for name, value in events if name == "tree" for item in value)
         )
         assert id in {item["id"] for name, value in pinned if name == "tree" for item in value if item.get("pinned")}
+
+
+@pytest.mark.parametrize("bound", [(1_000, 600.0), (1 << 20, 0.2)], ids=["bytes", "seconds"])
+def test_a_stream_whose_reader_nobody_sees_ends(monkeypatch: pytest.MonkeyPatch, bound: tuple[int, float]) -> None:
+    """Fault: over the bridge of a fleet a reader never seemed slow, and its events filled the memory of the front."""
+    monkeypatch.setattr(routes, "BUFFERED", bound)
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": "/headstart/events",
+        "raw_path": b"/headstart/events",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 5),
+        "server": ("127.0.0.1", 80),
+    }
+    with served() as server:
+
+        async def read() -> bytes:
+            stream, found = bridge.call(server.app.config.app, bridge.carried(scope), b""), b""
+            async with asyncio.timeout(60):
+                async for messages in stream:
+                    found += b"".join(message.get("body", b"") for message in messages)
+                    if bound[0] < 1 << 20 and b"event:" in found:
+                        await asyncio.to_thread(chat, server, "roses")
+            return found
+
+        assert b"snapshot" in asyncio.run(read())
+        assert server.app.config.app.state.service.hub.readers == 0

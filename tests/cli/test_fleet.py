@@ -13,7 +13,10 @@ import pytest
 from harness import ask
 from headstart.api.auth import Keys
 from headstart.chat import tenancy
+from headstart.cli.fleet_serve import divided
 from headstart.cli.main import main
+from headstart.config import Settings
+from headstart.engines import machine
 from headstart.serving.runtime import Runtime
 from headstart.tiers.shared.address import open_store
 from headstart.tiers.shared.folder import FolderStore
@@ -232,3 +235,15 @@ def test_what_is_missing_to_delete_a_tenant_is_said(
 ) -> None:
     assert said in fleet("rm", store.url, *options, code=2)
     assert len(list(store.objects())) == 4
+
+
+def test_replicas_divide_their_machine(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:
+    """Fault: each planned with all of the memory, and with processors that the process may not use."""
+    monkeypatch.setattr(machine, "memory", lambda *given: 1 << 30)
+    monkeypatch.setattr(machine, "cores", lambda: 6)
+    weights = tiny_model.stat().st_size
+    found = divided(Settings(model=str(tiny_model)), 2, 4)
+    assert (found.threads, found.memory) == (3, weights + ((1 << 30) - weights) // 4)
+    assert divided(Settings(model="/nowhere.gguf"), 8, 8).memory == (1 << 30) // 8
+    given = Settings(model=str(tiny_model), threads=5, memory=6)
+    assert divided(given, 2, 4) == given

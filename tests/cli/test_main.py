@@ -135,6 +135,25 @@ def test_what_a_user_can_mend_before_anything_is_started(arguments: list[str], m
     assert mend in complaint(here("serve", *model, *arguments))
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("serve", model) for model in ("~nosuch/m.gguf", "x" * 300)),
+        *(("doctor", model) for model in ("~nosuch/m.gguf", "x" * 300)),
+        *(("rm", model) for model in ("~nosuch/m.gguf", "x" * 300)),
+        ("serve", "--models-dir", "~nosuch/x"),
+        ("stats", "--unix-socket", "~nosuch/x"),
+        ("explain", "--port", "1", "x" * 300),
+    ],
+    ids=range(9),
+)
+def test_what_can_be_no_path_is_no_traceback(command: tuple[str, ...], here: Here) -> None:
+    found = here(*command)
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr
+    assert "headstart: " in found.stderr
+
+
 def test_options_of_llama_server() -> None:
     typed = "serve -m a.gguf -c 4096 -ngl 99 -np=2 --ctx-size=512 --n-gpu-layers 3 --port 1 -- -m"
     ours = "serve a.gguf --ctx 4096 --gpu-layers 99 --slots 2 --ctx 512 --gpu-layers 3 --port 1 -- -m"
@@ -273,9 +292,7 @@ def test_doctor(kind: str, tmp_path: Path, here: Here) -> None:
     )
 
 
-def test_doctor_proves_what_an_earlier_load_has_proved(
-    tiny_model: Path, here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_proves_what_an_earlier_load_has_proved(tiny_model: Path, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(options: Any, progress: Any = None, anew: bool = False) -> None:
         raise ConfigError(f"anew is {anew}")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,3 +139,23 @@ def test_typed_options_lead_past_the_environment(
     monkeypatch.setenv("HEADSTART_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HEADSTART_UNIX_SOCKET", "/nowhere")
     assert f"No headstart server answers at {where}" in explain(*typed, code=2)
+
+
+@pytest.mark.parametrize("url", ["http://host:abc", "http://local host"])
+def test_an_address_that_is_none_is_said(explain: Explain, url: str) -> None:
+    """Fault: a traceback."""
+    assert f"No headstart server answers at {url}" in explain("--url", url, code=2)
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{"])
+def test_what_is_no_http_server_is_said(explain: Explain, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as place:
+
+        def speak() -> None:
+            line, _ = place.accept()
+            with line:
+                line.sendall(answer)
+                line.recv(1 << 16)
+
+        threading.Thread(target=speak, daemon=True).start()
+        assert "No headstart server answers" in explain("--port", str(place.getsockname()[1]), code=2)

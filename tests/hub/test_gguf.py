@@ -59,6 +59,8 @@ def test_what_the_header_says(tmp_path: Path) -> None:
     assert facts(header(**KNOWN, **tokens, general__file_type=number(7)), tmp_path) == wanted
     per_layer = KNOWN | {"qwen3__attention__head_count_kv": numbers(8, 0, 0, 4)}
     assert facts(header(**per_layer), tmp_path) == ModelFacts("qwen3", 40_960, "", 12 * 256 * 2)
+    odd = KNOWN | {"qwen3__attention__head_count_kv": words("8", "none")}  # ended `headstart models` with a traceback
+    assert facts(header(**odd), tmp_path) == ModelFacts("qwen3", 40_960, "", 0)
 
 
 def test_what_real_files_say(tiny_model: Path, demo_model: Path) -> None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from headstart.errors import ConfigError
+from headstart.paths import expanded
 
 LIMIT = 0.5
 """Seconds to wait for a server that may already listen on a Unix socket."""
@@ -85,7 +86,7 @@ class UnixSocket(Port):
     """
 
     def __init__(self, path: Path, mode: int = OWNER_ONLY) -> None:
-        self._path = path.expanduser().absolute()
+        self._path = expanded(path).absolute()
         self.authority, self.is_local = "localhost", True
         _remove_stale(self._path)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import structlog
 
 from headstart.errors import ConfigError
+from headstart.paths import expanded
 
 _BOTH = "--tls-cert and --tls-key belong together: give both, or neither."
 
@@ -49,7 +50,7 @@ class Tls:
     scheme = "https"
 
     def __init__(self, cert: Path, key: Path) -> None:
-        self._cert, self._key = cert.expanduser(), key.expanduser()
+        self._cert, self._key = expanded(cert), expanded(key)
         self._log = structlog.get_logger("headstart.api")
         self._seen = self._state()
         self._current = self._read()

@@ -12,6 +12,7 @@ import typer
 from headstart.cli.look import plain
 from headstart.cli.server import ServerAddress, asks_server
 from headstart.errors import ConfigError
+from headstart.paths import is_file
 from headstart.units import count, show_time
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def explain(
     given = targets or []
     if len(given) > 2 or (last and given):
         raise ConfigError("Give one request id, or two files, or nothing for the latest request.")
-    if len(given) == 1 and (given[0].endswith(".json") or Path(given[0]).is_file()):
+    if len(given) == 1 and (given[0].endswith(".json") or is_file(given[0])):
         raise ConfigError(f"Give two files, the earlier request first: there is nothing to compare {given[0]} with.")
     if len(given) == 2:
         answer = server.ask("/headstart/explain", dict(zip("ab", map(_body, given), strict=True)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -12,7 +12,7 @@ import typer
 from headstart.cli.network import AccessOptions, ApiKeys, HostOptions, OperationOptions, PortOption
 from headstart.cli.options import NETWORK, SERVED, again, takes, takes_settings
 from headstart.config import Settings
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, ModelError
 
 FLEET = "Fleet"
 EPILOG = """
@@ -148,9 +148,8 @@ def serve(
         settings = replace(settings, cache_dir=None)
     elif address is not None:  # the folder for caches of this machine's user may not be that of the replicas'
         usual_disk = getattr(context.get_parameter_source("cache_dir"), "name", "") == "DEFAULT"
-    cores = os.cpu_count() or 1
-    if address is None and settings.threads is None:
-        settings = replace(settings, threads=max(1, cores // scale.least))
+    if address is None:
+        settings = divided(settings, scale.least, scale.most)
     setup = FleetSetup(
         settings,
         scale,
@@ -177,6 +176,24 @@ def serve(
         if address is None:
             launch.until_signal()
             typer.echo("stopping", err=True)
+
+
+def divided(settings: Settings, least: int, most: int) -> Settings:
+    """The settings of each of `least` to `most` replicas that share this machine, if nothing else is said: its part of the
+    processors, and of the memory that is free.
+
+    The weights of a GGUF count once, because all replicas map the same file.
+    """
+    from headstart.engines import machine
+    from headstart.hub.names import find
+
+    weights = 0
+    with suppress(ModelError):  # each replica will say so
+        model = find(settings.model)
+        weights = model.size if model.form == "gguf" else 0
+    memory = weights + max(0, machine.memory() - weights) // most
+    threads = max(1, machine.cores() // least)
+    return replace(settings, threads=settings.threads or threads, memory=settings.memory or memory)
 
 
 def stop(

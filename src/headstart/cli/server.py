@@ -18,6 +18,7 @@ from headstart.cli.look import plain
 from headstart.cli.network import ApiKeyFile, Host, PortOption, TlsCert, UnixSocketOption
 from headstart.cli.options import again, cli_option, replaced
 from headstart.errors import ConfigError
+from headstart.paths import expanded
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
@@ -177,10 +178,12 @@ class ServerAddress:
         Raises:
             ConfigError: there is no answer, or it is an error or not a JSON object.
         """
+        from http.client import HTTPException
+
         try:
             with self.open(path, body) as response:
                 answer = json.load(response)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise ConfigError(
                 f"No headstart server answers at {self.place} ({getattr(error, 'reason', error)}): start one with "
                 f"`{start}`, or give --url or --unix-socket."
@@ -216,7 +219,7 @@ class ServerAddress:
                     return
                 self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 self.sock.settimeout(TIMEOUT)
-                self.sock.connect(os.fsencode(where.unix_socket.expanduser()))
+                self.sock.connect(os.fsencode(expanded(where.unix_socket)))
 
         class Secured(Plain):
             default_port = http.client.HTTPS_PORT
@@ -252,7 +255,7 @@ def _secured(connection: HTTPConnection, certificate: Path | None) -> ssl.SSLSoc
 def _own(certificate: Path) -> bytes:
     """The first certificate of a PEM file, which is the server's. Raises ConfigError."""
     try:
-        found = _PEM.search(certificate.expanduser().read_text("ascii", "replace"))
+        found = _PEM.search(expanded(certificate).read_text("ascii", "replace"))
     except OSError as error:
         raise ConfigError(f"Cannot read --tls-cert {certificate}: {error.strerror}; give --url instead.") from error
     if found is None:

@@ -14,6 +14,7 @@ from headstart.cli.options import reader
 from headstart.config import Settings
 from headstart.errors import ConfigError, ModelError
 from headstart.model_names import model_names
+from headstart.paths import expanded
 from headstart.units import parse_time
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def _of_folder(folder: Path, before: Sequence[NamedModel], *, empty: bool) -> li
     from headstart.hub.finders import in_folder
     from headstart.models.naming import NamedModel
 
-    folder = folder.expanduser()
+    folder = expanded(folder)
     if not folder.is_dir():
         raise ConfigError(f"--models-dir {folder} is not a folder.")
     files = {Path(model.file).resolve() for model in before}

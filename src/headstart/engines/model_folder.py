@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.errors import ModelError
+from headstart.paths import expanded, is_file
 
 CONFIG = "config.json"
 _ENGINE = "mlx_lm"
@@ -35,7 +36,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def is_model_folder(model: str) -> bool:
     """Whether `model` is the path of a folder with a `config.json`."""
-    return (Path(model).expanduser() / CONFIG).is_file()
+    return is_file(expanded(model) / CONFIG)
 
 
 def weights(folder: Path) -> list[Path]:
@@ -48,7 +49,7 @@ def weights(folder: Path) -> list[Path]:
 
 def check(model: str) -> None:
     """Raises ModelError unless the folder has weights and a config that says its kind."""
-    folder = Path(model).expanduser()
+    folder = expanded(model)
     config(folder)
     weights(folder)
 

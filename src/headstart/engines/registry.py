@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from headstart.engines import model_file, model_folder
@@ -18,6 +17,7 @@ from headstart.engines.options import EngineOptions
 from headstart.errors import ConfigError, HeadstartError
 from headstart.interfaces.engine import Engine, LoadedTokenizer
 from headstart.names import option
+from headstart.paths import expanded
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def _preload_llama() -> None:
 def _hf_tokenizer(options: EngineOptions) -> LoadedTokenizer:
     from headstart.engines.hf_tokenizer import HFTokenizer
 
-    return HFTokenizer(Path(options.model).expanduser())
+    return HFTokenizer(expanded(options.model))
 
 
 ENGINES = (

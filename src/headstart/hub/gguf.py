@@ -87,7 +87,9 @@ def _facts(known: Mapping[str, Any]) -> ModelFacts:
     head = number("embedding_length") // heads if heads else 0
     width = (number("attention.key_length") or head) + (number("attention.value_length") or head)
     per_layer = known.get(f"{architecture}.attention.head_count_kv", heads)
-    total = sum(per_layer) if isinstance(per_layer, list) else layers * per_layer if isinstance(per_layer, int) else 0
+    if isinstance(per_layer, list):  # one of each layer
+        per_layer, layers = sum(one for one in per_layer if isinstance(one, int)), 1
+    total = layers * per_layer if isinstance(per_layer, int) else 0
     file_type = known.get("general.file_type")
     named = _FILE_TYPES.get(file_type, "") if isinstance(file_type, int) else ""
     return ModelFacts(architecture, number("context_length"), named, max(0, total * width * KV_BYTES))

@@ -16,6 +16,7 @@ from headstart.hub.quantization import quantization_of
 from headstart.hub.reference import ModelRef, parse
 from headstart.hub.variants import SAFETENSORS, ModelForm, Variant, WeightFile, choose, named
 from headstart.model_names import same
+from headstart.paths import expanded, is_file
 
 Fits = Callable[[int], bool]
 SHARE, BESIDE = 0.8, 512 << 20
@@ -78,7 +79,7 @@ def look_up(text: str, folders: Folders | None = None, fits: Fits = fits_here) -
 
 def is_path(text: str) -> bool:
     """Whether this is the path of a file rather than a name."""
-    if text.startswith(("/", "./", "../", "~", "\\")) or Path(text).is_file():
+    if text.startswith(("/", "./", "../", "~", "\\")) or is_file(text):
         return True
     return text.casefold().endswith(".gguf") and parse(text) is None
 
@@ -91,7 +92,7 @@ def _at(name: str, path: Path, *, bundled: bool = False) -> LocalModel:
 
 def _folder(text: str) -> LocalModel:
     """A model in Hugging Face's form."""
-    files = tuple(model_folder.weights(Path(text).expanduser()))
+    files = tuple(model_folder.weights(expanded(text)))
     return LocalModel(text, files, "path", sum(file.stat().st_size for file in files), form=SAFETENSORS)
 
 

@@ -20,6 +20,7 @@ from headstart.engines import registry
 from headstart.engines.options import EngineOptions
 from headstart.errors import ConfigError
 from headstart.interfaces.engine import Engine
+from headstart.paths import expanded
 
 CTX, SLOTS = 2048, 2
 """Of a model: enough for the proof of exactness behind a long prefix."""
@@ -32,7 +33,7 @@ def engine_maker(name: str) -> Callable[[], Engine]:
         ConfigError: there is no such engine; the message says what was looked for.
     """
     place, _, attribute = name.partition(":")
-    if not attribute and not place.endswith(".py") and Path(place).expanduser().exists():
+    if not attribute and not place.endswith(".py") and expanded(place).exists():
         options = EngineOptions(place, ctx=CTX, slots=SLOTS, state_dir=default_state_dir())
         return lambda: registry.load(options)
     module = _module(place)
@@ -60,7 +61,7 @@ def _module(place: str) -> ModuleType:
             return importlib.import_module(place)
         except ModuleNotFoundError as error:
             raise ConfigError(f"There is no engine '{place}': neither a module nor a model has this name ({error}).") from None
-    path = Path(place).expanduser().resolve()
+    path = expanded(place).resolve()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError(f"There is no file '{place}'.")

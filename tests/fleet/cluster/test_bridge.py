@@ -81,4 +81,4 @@ def test_an_app_learns_that_its_client_has_gone() -> None:
 
 def test_what_belongs_to_one_process_stays_there() -> None:
     scope = {**SCOPE, "state": object(), "extensions": {"x": object()}, "client": ("127.0.0.1", 1)}
-    assert bridge.carried(scope) == {**SCOPE, "client": ("127.0.0.1", 1), "root_path": ""}
+    assert bridge.carried(scope) == {**SCOPE, "client": ("127.0.0.1", 1), "root_path": "", "buffered": True}

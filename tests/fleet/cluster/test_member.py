@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -24,7 +25,7 @@ from harness import check, system, user
 from headstart.api.service import Nowhere
 from headstart.chat.tenancy import OPEN
 from headstart.config import Settings
-from headstart.fleet.cluster import bridge
+from headstart.fleet.cluster import bridge, fronting
 from headstart.fleet.cluster import member as members
 from headstart.fleet.cluster.booked import BOOKING
 from headstart.fleet.cluster.fronting import FrontProcess
@@ -229,6 +230,23 @@ def test_the_front_forgets_its_list_as_often_as_data_expires(folder: Path, key_f
             forgetting.cancel()
 
     asyncio.run(run())
+
+
+def test_the_front_keeps_nothing_longer_than_the_term(folder: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a term that is no multiple of a minute was rounded up to the next one."""
+    found, now, times = fleet(f"file://{folder}", key_file, expire=90.0), [0.0], list[float]()
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if len(times) == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(fronting, "asyncio", SimpleNamespace(sleep=sleep, to_thread=asyncio.to_thread))
+    monkeypatch.setattr(fronting, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(found.process.reader, "forget", lambda: times.append(now[0]))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(found.process.forget())
+    assert times == [90.0, 180.0, 270.0]
 
 
 def test_prompts_of_users_with_a_term_are_not_listed(folder: Path, key_file: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
@@ -23,6 +24,9 @@ router = APIRouter()
 
 SLOW = 30.0
 """Seconds after which a reader that takes nothing is given up."""
+BUFFERED = 4 << 20, 600.0
+"""Bytes of events, and seconds, after which a stream ends where nobody sees whether its reader takes anything, as behind a
+front of a fleet. The reader comes back and goes on."""
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -83,6 +87,8 @@ class EventFeed(Response):
             for data in self._first:
                 await _body(send, data)
             self._first = ()
+            clock = asyncio.get_running_loop().time
+            left, until = (BUFFERED[0], clock() + BUFFERED[1]) if scope.get("buffered") else (math.inf, math.inf)
             while not gone.done():
                 beat = b""
                 try:
@@ -94,7 +100,8 @@ class EventFeed(Response):
                 over = self._reader.over  # read before the rest is taken
                 if data := self._reader.take() or beat:
                     await _body(send, data)
-                if over:
+                    left -= len(data)
+                if over or left <= 0 or clock() >= until:
                     await _body(send, b"", more=False)
                     return
         except TimeoutError:

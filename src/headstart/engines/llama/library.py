@@ -19,6 +19,7 @@ from blake3 import blake3
 from headstart.engines.digest import digest
 from headstart.errors import ConfigError
 from headstart.names import as_variable, option
+from headstart.paths import expanded
 
 BINDING = "llama-cpp-python"
 OLDEST = "0.3.26"
@@ -86,7 +87,7 @@ def choose(named: Path | None = None) -> LlamaLibrary:
     if named is None and (value := os.environ.get(as_variable("llama_lib"))):
         named = Path(value)
     if named is not None:
-        return LlamaLibrary(_find(named.expanduser(), option("llama_lib")), True, binding)
+        return LlamaLibrary(_find(expanded(named), option("llama_lib")), True, binding)
     if folder := os.environ.get(_FOLDER):
         return LlamaLibrary(_find(Path(folder), _FOLDER), True, binding)
     package = package_folder() / "lib"

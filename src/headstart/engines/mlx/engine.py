@@ -62,6 +62,7 @@ from headstart.interfaces.engine import (
 )
 from headstart.interfaces.tokens import Bytes
 from headstart.memory_plan import fit
+from headstart.paths import expanded
 
 BLOCK_SIZE = 64
 _READ, _LOADED = 0.2, 0.4  # progress when the files are digested, and when the weights are loaded; the rest is proofs
@@ -196,7 +197,7 @@ class MlxEngine(Engine):
             ConfigError: the options cannot work here.
         """
         report = progress or (lambda _: None)
-        folder = Path(options.model).expanduser()
+        folder = expanded(options.model)
         mlx_load.prepare()
         available = mlx_load.device_memory(machine.memory(options.memory))
         files = model_folder.weights(folder)

@@ -20,8 +20,8 @@ CARRIED = (
 
 
 def carried(scope: Scope) -> dict[str, Any]:
-    """The scope as it crosses the bridge."""
-    return {name: scope[name] for name in CARRIED if name in scope} | {"root_path": ""}
+    """The scope as it crosses the bridge. `buffered`: what is sent waits in memory, however much, until the client takes it."""
+    return {name: scope[name] for name in CARRIED if name in scope} | {"root_path": "", "buffered": True}
 
 
 async def call(app: ASGIApp, scope: Mapping[str, Any], body: bytes) -> AsyncIterator[list[Message]]:

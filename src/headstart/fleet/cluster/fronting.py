@@ -36,7 +36,7 @@ class FrontProcess:
         """Drops all prompts as often as data expires. It runs until it is cancelled."""
         forgot = time.monotonic()
         while True:
-            await asyncio.sleep(min(self.reader.expire, LOOK))
+            await asyncio.sleep(min(max(0.0, forgot + self.reader.expire - time.monotonic()), LOOK))
             if time.monotonic() >= forgot + self.reader.expire:
                 forgot = time.monotonic()
                 await asyncio.to_thread(self.reader.forget)
