@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
 import re
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,8 @@ def identity(
         "engine": f"{BINDING} {ready().library.binding}",
         "build": ready().library.build,
         "system": lib.llama_print_system_info().decode("utf-8", "replace"),
+        # llama.cpp calls exp, tanh and others of the system's library.
+        "libc": " ".join(platform.libc_ver()).strip() or platform.mac_ver()[0],
         "extra_buffers": not has_amx(),
         "devices": devices(),  # even with no layer on a GPU: llama.cpp may still compute large batches there
         "gpu_layers": gpu_layers,
