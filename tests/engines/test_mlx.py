@@ -329,7 +329,10 @@ def test_a_slot_can_be_emptied_when_its_batch_cannot_be_ended(filled: Filled, mo
             with pytest.raises(EngineError, match="no memory"):
                 refused()
         engine.truncate(0, 0)
-    assert [engine.length(slot) for slot in range(2)] == [0, 67]
+        kv = np.arange(256 * engine.shape.kv_bytes_per_token, dtype=np.uint8) % 64  # no float that is none
+        engine.import_kv(0, [KVSegment(kv, 256, 256)])
+    assert [engine.length(slot) for slot in range(2)] == [256, 67]
+    assert exported(engine, 0) == kv.tobytes(), "the batch gave its tokens back to what was restored"
     assert exported(engine, 1) == exported(due, 1)
 
 

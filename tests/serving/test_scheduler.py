@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from harness import Pending, check, request_of
+from harness import Pending, ask, check, request_of, user
 from headstart.config import Settings
 from headstart.errors import EngineError
-from headstart.interfaces.engine import Logits
+from headstart.interfaces.engine import Logits, Step
 from headstart.prefix_cache.blocks import Chain
+from headstart.serving import scheduler, settle
 from headstart.serving.job import Job
 from headstart.serving.listener import NoListener
 from headstart.serving.portions import LongWork
@@ -137,9 +139,17 @@ def test_a_fault_of_one_reply_stays_with_it(fault: str) -> None:
 
 
 class Stuck(FakeEngine):
-    """Its slots cannot be emptied for some calls."""
+    """When a step of decoding fails, slots cannot be emptied for some calls."""
 
+    stuck = 5
     refusals = 0
+
+    def decode(self, steps: Sequence[Step]) -> None:
+        try:
+            super().decode(steps)
+        except EngineError:
+            self.refusals = self.stuck
+            raise
 
     def truncate(self, slot: int, length: int) -> None:
         if self.refusals and not length:
@@ -155,20 +165,41 @@ def test_a_slot_that_cannot_be_emptied_is_not_used(caplog: pytest.LogCaptureFixt
     try:
         wanted = Pending(runtime, request_of(runtime.text_prompt("A question"), keep_logits=True)).answer()
         engine.fail_next("decode")
-        engine.refusals = 5
+        with pytest.raises(EngineError):
+            Pending(runtime, request_of(runtime.text_prompt("Another question"), max_tokens=9)).answer()
         while engine.refusals:
-            with pytest.raises(EngineError):
+            with suppress(EngineError):
                 Pending(runtime, request_of(runtime.text_prompt("Another question"), max_tokens=9)).answer()
         again = Pending(runtime, request_of(runtime.text_prompt("A question"), keep_logits=True)).answer()
         assert again.text == wanted.text
         assert again.logits is not None
         assert wanted.logits is not None
         assert again.logits.tobytes() == wanted.logits.tobytes()
-        assert not any(slot.busy for slot in runtime.scheduler.slots)
+        wait_until(lambda: not any(slot.busy for slot in runtime.scheduler.slots))
         check(runtime)
     finally:
         runtime.close()
     assert "emptying a slot failed" in caplog.text
+
+
+def test_idle_slots_that_could_not_be_emptied_are_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault: nothing tried it before the next request, and settling gave its turns up with an internal error."""
+    monkeypatch.setattr(scheduler, "IDLE_POLL", 0.01)
+    monkeypatch.setattr(settle, "AFTER", 0.05)
+    engine = Stuck(slots=2, ctx=1024)
+    engine.stuck = 9
+    with Runtime(lambda: engine, Settings(memory_budget=1 << 20, reuse="exact")) as runtime:
+        ask(runtime, [user("A question that is long enough to be settled")])
+        engine.fail_next("decode")
+        with pytest.raises(EngineError):
+            ask(runtime, [user("Another question")])
+        wait_until(lambda: not (engine.refusals or runtime.scheduler._lost))
+        wait_until(lambda: runtime.scheduler.idle)
+        assert not any(slot.busy for slot in runtime.scheduler.slots)
+        assert runtime.scheduler.settle.counters["turns"] == 1
+    assert "settling failed" not in caplog.text
 
 
 class Deaf(NoListener):
@@ -193,7 +224,7 @@ def test_a_request_that_cannot_be_queued_fails_alone() -> None:
         for _ in range(3):
             with pytest.raises(EngineError, match="the log says which"):
                 Pending(runtime, request_of(runtime.text_prompt("A question"))).answer()
-        assert runtime.scheduler.queued == 0
+            wait_until(lambda: runtime.scheduler.queued == 0)
         assert other.answer().report.completion == 100
         assert Pending(runtime, request_of(runtime.text_prompt("A question"))).answer().report.completion
     finally:

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -294,7 +294,8 @@ class Scheduler:
                 self.expiry.step()
                 self._answer_calls()
                 self.portions.step()
-                self._empty_lost()
+                if self.waiting:
+                    self._empty_lost()
                 self._admit()
                 self._decode()
                 self._prefill()
@@ -305,7 +306,7 @@ class Scheduler:
             self._tell()
         try:
             self._take_in()  # turns that callers have returned already
-            while not self._running and self._clock() < self._settle_until and self.settle.step():
+            while not (self._running or self._lost) and self._clock() < self._settle_until and self.settle.step():
                 pass
         except Exception:
             log.exception("the last turns could not be settled")
@@ -393,6 +394,10 @@ class Scheduler:
                     self.cache.kv_save.save(slot)
         if self.cache.store.offload.behind:
             return 0.0
+        with suppress(Exception):  # it was logged when it failed first
+            self._empty_lost()
+        if self._lost:
+            return IDLE_POLL
         if self.settle.pending:
             wait = self._worked + settle.AFTER - self._clock()
             return wait if wait > 0 else 0.0 if self.settle.step() else IDLE_SAVE
@@ -471,7 +476,7 @@ class Scheduler:
 
     def _empty_lost(self) -> None:
         """Empties slots that could not be emptied. As long as that fails, requests fail with it: their KV would be wrong."""
-        for slot in [*self._lost] if self.waiting else ():
+        for slot in [*self._lost]:
             self._empty(slot)
 
     def _empty(self, lost: Slot) -> None:

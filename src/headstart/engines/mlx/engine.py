@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -364,10 +364,12 @@ class MlxEngine(Engine):
 
     def _emptied(self, slot: int) -> _Sequence:
         """A slot without tokens. It needs none of a padded batch, which stays for the others if it cannot be ended now."""
-        with suppress(EngineError):
-            self._settled(slot)
-        self._empty(self._slots[slot])
-        return self._slots[slot]
+        held = self._slots[slot]
+        try:
+            self._empty(self._settled(slot))
+        except EngineError:  # later the batch gives its tokens back to the room of the slot, so that is used no more
+            held.caches, held.length, held.logits = mlx_load.empty_caches(self._model), 0, None
+        return held
 
     def _undo_ahead(self, slot: int) -> None:
         for numbers in [numbers for numbers in self._ahead if slot in numbers]:

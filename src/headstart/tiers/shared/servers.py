@@ -26,13 +26,14 @@ WORDS: Final[Mapping[str, str]] = {
     "engine": "another version of the engine",
     "build": "another build of the engine: use the same wheel everywhere",
     "system": "another processor, or a build for another one",
+    "libc": "another C library",
     "extra_buffers": "AMX is used on one of the two only",
     "devices": "other devices",
     "gpu_layers": f"another {option('gpu_layers')}",
     "kv_type": f"another {option('kv_type')}",
     "batch": "another size of batches",
     "long_rope": f"{option('ctx')} is beyond the model's original context on one of the two only",
-    "environment": "other GGML_ variables",
+    "environment": "other variables of llama.cpp",
     "block_size": "another size of blocks",
 }
 """What a difference means, by the name of the part."""
