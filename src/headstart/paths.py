@@ -14,3 +14,8 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 def is_file(path: str | os.PathLike[str]) -> bool:
     """Whether there is such a file. No name is too long."""
     return os.path.isfile(path)
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether there is such a folder. No name is too long."""
+    return os.path.isdir(path)

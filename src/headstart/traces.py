@@ -30,6 +30,7 @@ import xxhash
 
 from headstart.errors import ConfigError
 from headstart.interfaces.tokens import Tokens, as_tokens
+from headstart.paths import is_folder
 
 EVERY = 60.0
 """Seconds between the starts of two sessions."""
@@ -79,7 +80,7 @@ def read(paths: Sequence[Path], *, block_size: int | None = None, every: float =
     Raises:
         ConfigError: a file cannot be read, or is not a trace.
     """
-    files = [file for path in paths for file in (sorted(_sessions(path)) if path.is_dir() else [path])]
+    files = [file for path in paths for file in (sorted(_sessions(path)) if is_folder(path) else [path])]
     if not files:
         raise ConfigError(f"There is no trace in {', '.join(map(str, paths))}.")
     requests: list[TracedRequest] = []

@@ -306,5 +306,7 @@ def test_a_stream_whose_reader_nobody_sees_ends(monkeypatch: pytest.MonkeyPatch,
                         await asyncio.to_thread(chat, server, "roses")
             return found
 
-        assert b"snapshot" in asyncio.run(read())
+        found = asyncio.run(read())
+        assert b"snapshot" in found
+        assert b"connect again" in found
         assert server.app.config.app.state.service.hub.readers == 0

@@ -144,12 +144,17 @@ def test_what_a_user_can_mend_before_anything_is_started(arguments: list[str], m
         ("serve", "--models-dir", "~nosuch/x"),
         ("stats", "--unix-socket", "~nosuch/x"),
         ("explain", "--port", "1", "x" * 300),
+        ("serve", "--models-dir", "x" * 300),
+        ("cache", "ls", "--cache-dir", "x" * 300),
+        ("fleet", "keygen", f"{'x' * 300}/k"),
+        ("replay", "x" * 300),
+        ("doctor", "--llama-lib", "x" * 300),
     ],
-    ids=range(9),
+    ids=range(14),
 )
 def test_what_can_be_no_path_is_no_traceback(command: tuple[str, ...], here: Here) -> None:
     found = here(*command)
-    assert found.returncode == 2
+    assert found.returncode == 2, found.stdout + found.stderr
     assert "Traceback" not in found.stderr
     assert "headstart: " in found.stderr
 

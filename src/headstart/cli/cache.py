@@ -17,6 +17,7 @@ from headstart.cli.options import reader, setting, written_default
 from headstart.config import default_cache_dir
 from headstart.errors import ConfigError
 from headstart.interfaces.tier import KV
+from headstart.paths import is_file, is_folder
 from headstart.units import count, parse_size, parse_time, show_size
 
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ def opened(folder: Path | None, budget: int = ALL, *, make: bool = False) -> Ite
     from headstart.tiers.disk import Disk
 
     place = folder or default_cache_dir()
-    if place.is_file():
+    if is_file(place):
         raise ConfigError(f"{place} is a file, not a folder; --cache-dir names a folder.")
     try:
-        if not make and not (place / "objects").is_dir():
+        if not make and not is_folder(place / "objects"):
             raise ConfigError(f"Nothing is stored in {place}; --cache-dir names another folder.")
         disk = Disk(place, budget)
     except (OSError, sqlite3.Error) as error:

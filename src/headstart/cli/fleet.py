@@ -13,6 +13,7 @@ from headstart.cli import fleet_serve as cli_fleet_serve
 from headstart.cli import fleet_status as cli_fleet_status
 from headstart.cli import fleet_store as cli_fleet_store
 from headstart.errors import ConfigError
+from headstart.paths import is_folder
 
 SERVE = "serve"
 
@@ -49,7 +50,7 @@ def keygen(file: FleetKeyFile) -> None:
     """Makes a key file. Whoever has it can read and forge what the fleet stores."""
     from headstart.tiers.shared.keys import FleetKeys
 
-    if not file.parent.is_dir():
+    if not is_folder(file.parent):
         raise ConfigError(f"The folder {file.parent} does not exist: make it first.")
     (keys := FleetKeys.generate()).save(file)
     print(f"{file}: key {keys.ids[0]}. Copy it to every server of the fleet, readable by its user only.")

@@ -16,6 +16,7 @@ from headstart.cli import cache as cli_cache
 from headstart.config import default_cache_dir
 from headstart.errors import ConfigError, ModelError
 from headstart.model_names import same
+from headstart.paths import is_folder
 from headstart.units import count, show_size
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def _ask(question: str, yes: bool) -> None:
 @contextmanager
 def _disk(folder: Path | None) -> Iterator[Disk | None]:
     """The disk tier; None if nothing is stored."""
-    if not ((folder or default_cache_dir()) / "objects").is_dir():
+    if not is_folder((folder or default_cache_dir()) / "objects"):
         yield None
         return
     with cli_cache.opened(folder) as disk:

@@ -14,7 +14,7 @@ from headstart.cli.options import reader
 from headstart.config import Settings
 from headstart.errors import ConfigError, ModelError
 from headstart.model_names import model_names
-from headstart.paths import expanded
+from headstart.paths import expanded, is_folder
 from headstart.units import parse_time
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _of_folder(folder: Path, before: Sequence[NamedModel], *, empty: bool) -> li
     from headstart.models.naming import NamedModel
 
     folder = expanded(folder)
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise ConfigError(f"--models-dir {folder} is not a folder.")
     files = {Path(model.file).resolve() for model in before}
     taken = {model.name.casefold() for model in before}

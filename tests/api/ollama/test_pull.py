@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +123,27 @@ def test_a_caller_that_leaves_ends_the_download(server: Server, client: Client, 
     assert hub.sent < 40 * SIZE
     hub.faults.pause = 0.0
     assert client.pull(f"{NAME}:Q8_0").status == "success"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_stopping_server_keeps_what_it_has(
+    server: Server, hub: HubServer, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Fault: it said that the engine had failed."""
+    hub.repos[NAME].files["tiny-Q8_0.gguf"] = b"GGUF".ljust(40 * SIZE, b"s" if stream else b"t")
+    hub.faults.pause = 0.05
+
+    def stop() -> None:
+        wait_until(lambda: hub.sent > 0)
+        monkeypatch.setattr(server.app.config.app.state.service.drain, "begun", True)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    said = server.http.post("/api/pull", json={"model": f"{NAME}:Q8_0", "stream": stream})
+    stopping.join()
+    assert said.status_code == (200 if stream else 503)
+    error = json.loads(said.text.splitlines()[-1])["error"]
+    assert error == "The server is stopping. What is here is kept: pull again to go on."
 
 
 def _still(hub: HubServer) -> bool:

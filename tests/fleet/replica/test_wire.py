@@ -84,8 +84,8 @@ def test_what_no_replica_says_cannot_be_written(report: ReplicaReport, why: str)
 
 def test_another_version_is_refused() -> None:
     data = encode(ReplicaReport("a", 3, 4))
-    with pytest.raises(ValueError, match="version 2"):
-        decode(data[:4] + b"\2" + data[5:])
+    with pytest.raises(ValueError, match="version 3"):
+        decode(data[:4] + b"\3" + data[5:])
     with pytest.raises(ValueError, match="not a report"):
         decode(b"x" + data[1:])
 

@@ -18,7 +18,7 @@ from headstart.api.openapi import ERRORS, EVENTS
 from headstart.api.route import Salt
 from headstart.api.service import Service, service_of
 from headstart.errors import Unavailable
-from headstart.events.hub import EventReader, Hub, View
+from headstart.events.hub import RENEWED, EventReader, Hub, View
 
 router = APIRouter()
 
@@ -26,7 +26,7 @@ SLOW = 30.0
 """Seconds after which a reader that takes nothing is given up."""
 BUFFERED = 4 << 20, 600.0
 """Bytes of events, and seconds, after which a stream ends where nobody sees whether its reader takes anything, as behind a
-front of a fleet. The reader comes back and goes on."""
+front of a fleet. The reader comes back, maybe to another replica."""
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -101,7 +101,10 @@ class EventFeed(Response):
                 if data := self._reader.take() or beat:
                     await _body(send, data)
                     left -= len(data)
-                if over or left <= 0 or clock() >= until:
+                if not over and (left <= 0 or clock() >= until):
+                    await _body(send, RENEWED)
+                    over = True
+                if over:
                     await _body(send, b"", more=False)
                     return
         except TimeoutError:

@@ -19,7 +19,7 @@ from blake3 import blake3
 from headstart.engines.digest import digest
 from headstart.errors import ConfigError
 from headstart.names import as_variable, option
-from headstart.paths import expanded
+from headstart.paths import expanded, is_file, is_folder
 
 BINDING = "llama-cpp-python"
 OLDEST = "0.3.26"
@@ -119,11 +119,11 @@ def package_folder() -> Path:
 
 def _find(path: Path, source: str) -> Path:
     """The library that a path of the user means. `source` names where the path comes from."""
-    if path.is_dir():
+    if is_folder(path):
         for name in _NAMES:
             if (file := path / name).is_file():
                 return file.absolute()
         raise ConfigError(f"There is no {_NAMES[0]} in the folder '{path}': correct {source}, or leave it out.")
-    if not path.is_file():
+    if not is_file(path):
         raise ConfigError(f"There is no library '{path}': correct {source}, or leave it out.")
     return path.absolute()

@@ -18,7 +18,7 @@ import numpy as np
 from headstart.fleet.router.curve import Curve
 from headstart.fleet.router.reports import Load, ReplicaReport, Speed, Tier, TierKeys
 
-VERSION = 1
+VERSION = 2
 _MAGIC = b"hsrr"
 _DUMP, _FETCH = 1, 2
 _HEAD = struct.Struct("<4sBBQQ")
