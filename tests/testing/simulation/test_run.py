@@ -931,3 +931,46 @@ def test_what_is_neither_deleted_nor_listed_is_known() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_what_may_have_no_row_counts() -> None:
+    """The catalogue was full, and then could not be read: nobody knew that what had just been written has no row. It did not
+    count, and the folder became larger than its budget."""
+    history = Scenario(
+        22057337,
+        Setup(
+            mode="exact",
+            slots=3,
+            memory=35,
+            objects=29,
+            explain=False,
+            share=0.6,
+            queue=6,
+            mixed=True,
+            foreign=True,
+            shared="valkey",
+            encrypt=True,
+            store=100,
+            apart=True,
+        ),
+        (
+            Happening(0.5, "ask", talk=1, how="turn", size=6, seed=478495752, reply=12),
+            Happening(0.9356, "fault", how="prefill", reply=1),
+            Happening(1.0, "second", reply=1),
+            Happening(1.6234, "fault", how="sql_full", reply=1),
+            Happening(4.4257, "fault", how="sql_corrupt", size=30, reply=1),
+            Happening(5.544, "list", who=1, talk=2, size=20, reply=1),
+            Happening(5.5627, "ask", who=2, talk=1, how="turn", size=11, seed=1010184945, reply=2),
+            Happening(6.4361, "ask", who=2, talk=2, how="turn", size=6, seed=167501140, reply=4),
+            Happening(7.3227, "fault", how="export", size=1, reply=1),
+            Happening(8.2307, "ask", who=1, talk=2, how="turn", size=18, seed=860486453, reply=4),
+            Happening(8.8333, "ask", who=2, talk=2, how="edit", size=9, seed=1041001853),
+            Happening(9.1174, "ask", who=2, how="turn", size=11, seed=725604037),
+            Happening(9.1556, "ask", how="turn", size=12, seed=229418611, reply=5),
+            Happening(9.1556, "ask", who=2, talk=2, how="again", size=1, seed=664499695, reply=11),
+            Happening(10.3687, "delete", size=100, reply=1),
+            Happening(10.8063, "ask", who=1, talk=2, how="turn", size=1, seed=489694923, reply=11),
+            Happening(10.8063, "ask", who=1, talk=1, how="turn", size=1, seed=489132888, reply=11),
+        ),
+    )
+    assert run(history).violation == ""

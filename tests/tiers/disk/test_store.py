@@ -18,7 +18,7 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -192,15 +192,25 @@ def test_an_object_of_a_later_version_is_left_where_it_is(tmp_path: Path) -> Non
     assert disk.path(wanted.key).read_bytes() == data
 
 
-def test_an_object_that_gets_no_row_and_cannot_be_deleted_counts_in_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("unreadable", [False, True])
+def test_an_object_that_gets_no_row_and_stays_counts_in_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: bool
 ) -> None:
-    """The catalogue was full, and the folder did not let go of the file (seed 8900038 of the simulation)."""
+    """The catalogue was full, and then the folder did not let go of the file (seed 8900038 of the simulation), or the catalogue
+    could not be read (seed 22057337).
+    """
     disk = filled(tmp_path, 2)
     before = disk._stored
+
+    def fails(objects: object) -> NoReturn:
+        if unreadable:
+            patch.setattr(disk.catalog, "get", refuses(sqlite3.DatabaseError("malformed")))
+        raise sqlite3.OperationalError("full")
+
     with monkeypatch.context() as patch:
-        patch.setattr(disk.catalog, "add", refuses(sqlite3.OperationalError("full")))
-        patch.setattr(Path, "unlink", refuses(OSError(errno.EPERM, "not permitted")))
+        patch.setattr(disk.catalog, "add", fails)
+        if not unreadable:
+            patch.setattr(Path, "unlink", refuses(OSError(errno.EPERM, "not permitted")))
         with pytest.raises(sqlite3.OperationalError, match="full"):
             disk.write([(label(5), rows(5))])
     assert len(disk) == 2

@@ -403,19 +403,18 @@ class Disk(Store):
             for path in temporary:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-            with contextlib.suppress(sqlite3.Error):
-                for label in placed:
-                    if self.catalog.get(label.key) is None:
-                        self._take_back(label.key)
+            for label in placed:
+                self._take_back(label.key)
             raise
         return len(placed)
 
     def _take_back(self, key: bytes) -> None:
-        """Deletes an object that has got no row. One that cannot be deleted counts nevertheless."""
-        try:
-            self.path(key).unlink()
-        except OSError:
-            with contextlib.suppress(OSError):
+        """Deletes an object that has got no row. It counts if it cannot be deleted, or if nobody knows whether it has a row."""
+        with contextlib.suppress(OSError):
+            try:
+                if self.catalog.get(key) is None:
+                    self.path(key).unlink()
+            except (OSError, sqlite3.Error):
                 if (stays := self._allocated(key)) is not None:
                     self._strange[key] = stays
 
