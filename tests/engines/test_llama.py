@@ -22,6 +22,7 @@ from headstart.engines import model_file
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama.binding import lib
+from headstart.engines.llama.padding import Padding
 from headstart.errors import ConfigError, EngineError, ModelError
 from headstart.interfaces.engine import GREEDY, Sampling, Span, Step
 from headstart.prompt.builder import Prompter
@@ -246,6 +247,25 @@ def test_traits_are_measured(demo: LlamaEngine) -> None:
     assert not demo.traits.decode_is_prefill
     assert demo.facts.details["proof_seconds"] > 0
     assert [demo.length(slot) for slot in range(3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("start", [0, 64, 256])
+def test_a_padded_tail_may_end_a_call_of_blocks(demo: LlamaEngine, start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the bits of a call of its own, also where this processor pads few tails."""
+    monkeypatch.setattr(demo, "_padding", Padding(1.0, 1000.0, 1.0))
+    tokens = tokens_of(demo, start + 192)
+    assert not demo.fills_block(demo.shape.ctx - 63, 32), "the context has no room for a tile"
+    for count in (33, 63, 64):
+        stop = start + 128 + count
+        assert demo.fills_block(start + 128, count)
+        for slot in (0, 1):
+            demo.truncate(slot, 0)
+        fill(demo, 0, tokens[:stop], *[64] * ((start + 128) // 64), count, logits=True)
+        logits, kv = demo.logits(0), export(demo, 0, 0, stop)[0].data.tobytes()
+        fill(demo, 1, tokens[:stop], *[start] * (start > 0), stop - start, logits=True)
+        assert demo.length(1) == stop
+        assert export(demo, 1, 0, stop)[0].data.tobytes() == kv
+        assert demo.logits(1).tobytes() == logits.tobytes()
 
 
 @pytest.mark.slow  # bf16 computes slowly; that the proof finds the trait, test_proof shows on the fake

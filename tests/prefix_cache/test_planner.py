@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from headstart.interfaces.engine import Traits
 from headstart.interfaces.tokens import Tokens, as_tokens, common_prefix
 from headstart.prefix_cache.blocks import Chain, block_id, last_block_boundary, root_id
 from headstart.prefix_cache.index import Entry, Index
-from headstart.prefix_cache.planner import Costs, Mode, Plan, SlotView, keepable, next_call, plan, restorable
+from headstart.prefix_cache.planner import Costs, Mode, Plan, SlotView, canonical_part, keepable, next_call, plan, restorable
 from headstart.testing.fake_engine import FakeEngine
 
 BLOCK_SIZE = 4
@@ -193,16 +194,24 @@ def test_restorable(tokens: list[int], index: Index, mode: Mode) -> None:
 LENGTHS = st.one_of(st.integers(1, 6 * BLOCK_SIZE), st.integers(1, 6).map(lambda blocks: blocks * BLOCK_SIZE))
 
 
-def calls(start: int, length: int, canonical: int, limit: int, traits: Traits) -> list[tuple[int, int]]:
+def calls(
+    start: int,
+    length: int,
+    canonical: int,
+    limit: int,
+    traits: Traits,
+    fills: Callable[[int, int], bool] = lambda start, count: False,
+) -> list[tuple[int, int]]:
     """All calls as (start, stop), with the canonical bookkeeping of a slot."""
-    made = []
+    made, begun = [], (start, canonical)
     while start < length:
-        size = next_call(start, length, canonical, limit, traits)
+        size = next_call(start, length, canonical, limit, traits, (), fills)
         assert size >= 1
-        if start == canonical and start % traits.block_size == 0 and size % traits.block_size == 0 and start + size < length:
-            canonical = start + size
+        canonical += canonical_part(start, size, length, canonical, traits)
         made.append((start, start + size))
         start += size
+    if begun == (canonical, canonical) and begun[0] % traits.block_size == 0:
+        assert canonical == max(begun[0], last_block_boundary(length, traits.block_size))
     return made
 
 
@@ -232,18 +241,42 @@ def test_next_call_on_derived_ground(length: int, limit: int, data: st.DataObjec
     assert all(stop - begin <= max(BLOCK_SIZE, limit) for begin, stop in made)
 
 
+@given(LENGTHS, st.integers(1, 8 * BLOCK_SIZE), st.integers(1, BLOCK_SIZE), st.data())
+def test_a_tail_that_fills_a_block_joins_the_call_before_it(length: int, limit: int, least: int, data: st.DataObject) -> None:
+    """Where the limit has room for it, and no checkpoint is taken between them."""
+    end = last_block_boundary(length, BLOCK_SIZE)
+    start = data.draw(st.integers(0, end // BLOCK_SIZE)) * BLOCK_SIZE
+
+    def fills(boundary: int, count: int) -> bool:
+        assert (boundary, count) == (end, length - end)
+        return count >= least
+
+    made = calls(start, length, start, limit, Traits(BLOCK_SIZE), fills)
+    *before, (begin, stop) = made
+    assert stop == length
+    if begin < end:
+        assert length - end >= least
+        assert end - begin + BLOCK_SIZE <= limit
+    elif before and length - end >= least:
+        assert end - before[-1][0] + BLOCK_SIZE > limit // BLOCK_SIZE * BLOCK_SIZE
+    if end > start:
+        size = next_call(end - BLOCK_SIZE, length, end - BLOCK_SIZE, limit, Traits(BLOCK_SIZE), (end,), fills)
+        assert size == BLOCK_SIZE, "a checkpoint is taken at the boundary"
+
+
 @examples(150)
-@given(LENGTHS, st.integers(1, 40), st.integers(1, 40), st.booleans(), st.data())
+@given(LENGTHS, st.integers(1, 40), st.integers(1, 40), st.booleans(), st.integers(0, BLOCK_SIZE), st.data())
 def test_warm_calls_give_the_bits_of_cold_ones(
-    length: int, cold_limit: int, warm_limit: int, chunking: bool, data: st.DataObject
+    length: int, cold_limit: int, warm_limit: int, chunking: bool, least: int, data: st.DataObject
 ) -> None:
     """On an engine whose bits depend on how calls are cut: any grid point, any stall target, the same logits."""
-    engine = FakeEngine(block_size=BLOCK_SIZE, batch=6 * BLOCK_SIZE, ctx=64, slots=2, chunking=chunking)
+    options = {"chunking": chunking, "least_filling": least}
+    engine = FakeEngine(block_size=BLOCK_SIZE, batch=6 * BLOCK_SIZE, ctx=64, slots=2, **options)
     tokens = np.arange(length, dtype=np.int32)
     start = data.draw(st.integers(0, last_block_boundary(length, BLOCK_SIZE) // BLOCK_SIZE)) * BLOCK_SIZE
 
     def compute(slot: int, begin: int, stop: int, limit: int) -> None:
-        for first, last in calls(begin, stop, begin, limit, engine.traits):
+        for first, last in calls(begin, stop, begin, min(limit, engine.shape.batch), engine.traits, engine.fills_block):
             engine.prefill(slot, tokens[first:last], logits=last == stop)
 
     compute(0, 0, length, cold_limit)

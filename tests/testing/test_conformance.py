@@ -28,6 +28,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one slot": {"slots": 1},
     "blocks of one token": {"block_size": 1},
     "without chunking": {"chunking": False},
+    "tails fill blocks": {"least_filling": 4},
+    "tails fill blocks, stateful": {"least_filling": 1, "sliceable": False},
     "not canonical": {"canonical": False},
     "decode is prefill": {"decode_is_prefill": True},
     "not movable": {"movable": False},
@@ -134,6 +136,13 @@ class ClosesOnce(FakeEngine):
 class WideLogits(FakeEngine):
     def logits(self, slot: int) -> Any:
         return super().logits(slot).astype(np.float64)
+
+
+class ClaimsToFill(FakeEngine):
+    """It says that any tail is computed as a whole block."""
+
+    def fills_block(self, start: int, count: int) -> bool:
+        return True
 
 
 class SharesItsLogits(FakeEngine):
@@ -526,6 +535,7 @@ WRONG: list[tuple[str, Any, dict[str, Any]]] = [
     ("samplers_close_twice", ClosesSamplersOnce, {}),
     ("the_same_calls_give_the_same_bits", Drifts, {}),
     ("prefill_may_span_blocks", Claims, {"claimed": {"chunking": True}, "chunking": False}),
+    ("a_call_may_end_with_a_tail_that_fills_a_block", ClaimsToFill, {"least_filling": 8}),
     ("restored_kv_continues_with_the_same_bits", RoundsImports, {}),
     ("restored_kv_continues_with_the_same_bits", RoundsImports, STATEFUL),
     ("decoding_does_not_depend_on_where_kv_came_from", Wanders, {}),

@@ -18,7 +18,7 @@ and a restored prefix must end at a checkpoint. In exact mode only canonical KV 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from headstart.interfaces.engine import Traits
@@ -254,15 +254,25 @@ def _keeping(slot: SlotView, keep: Kept, length: int) -> Plan:
     return Plan(slot.number, keep.tokens, (), 0, keep.tokens, canonical, length, keep.state)
 
 
-def next_call(position: int, length: int, canonical: int, limit: int, traits: Traits, stops: Iterable[int] = ()) -> int:
+def next_call(
+    position: int,
+    length: int,
+    canonical: int,
+    limit: int,
+    traits: Traits,
+    stops: Iterable[int] = (),
+    fills: Callable[[int, int], bool] = lambda start, count: False,
+) -> int:
     """How many tokens the next prefill call computes, of those from `position` to `length`.
 
-    After canonical KV: full blocks up to the last block boundary, then the remaining tokens in a separate call. So a warm run
-    makes the same calls as a cold one. After derived KV the size of calls does not matter.
+    After canonical KV: full blocks up to the last block boundary, then the remaining tokens in a separate call, or in the same
+    one where that gives the same bits. So a warm run computes what a cold one does. After derived KV the size of calls does not
+    matter.
 
     Args:
         limit: tokens that the stall target allows; a call has at least one block all the same.
         stops: block boundaries at which a call must end, because a checkpoint is taken there.
+        fills: `Engine.fills_block`.
     """
     block_size = traits.block_size
     limit = max(block_size, limit // block_size * block_size)
@@ -274,4 +284,14 @@ def next_call(position: int, length: int, canonical: int, limit: int, traits: Tr
         return min(limit, length - position)
     if not traits.chunking:
         return block_size
+    if end + block_size <= position + limit and fills(end, length - end):
+        return length - position
     return min(limit, end - position)
+
+
+def canonical_part(position: int, size: int, length: int, canonical: int, traits: Traits) -> int:
+    """How many of the first tokens of a call of `next_call` are canonical then: those of its full blocks after canonical KV."""
+    if position != canonical or position % traits.block_size:
+        return 0
+    end = min(position + size, last_block_boundary(length, traits.block_size))
+    return max(0, end - position) // traits.block_size * traits.block_size

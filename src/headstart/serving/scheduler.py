@@ -27,7 +27,7 @@ from typing import TypeVar
 from headstart.errors import EngineError, HeadstartError, Unavailable
 from headstart.explain.history import History, NoHistory, RecentHistory
 from headstart.interfaces.engine import Step
-from headstart.prefix_cache.planner import Mode, next_call
+from headstart.prefix_cache.planner import Mode, canonical_part, next_call
 from headstart.prompt.builder import Prompter
 from headstart.serving import settle
 from headstart.serving.admission import Admission
@@ -603,7 +603,7 @@ class Scheduler:
         seconds = self._stall if len(jobs) < len(self._running) else self.patience * (2 if alone else 1)
         limit = min(self.engine.shape.batch, self._admission.pace.tokens(seconds))
         start, length = len(slot), len(job.chain)
-        size = next_call(start, length, slot.canonical, limit, self.engine.traits, job.points)
+        size = next_call(start, length, slot.canonical, limit, self.engine.traits, job.points, self.engine.fills_block)
         if job.request.prompt_logprobs is not None:
             size = 1
         tokens = job.chain.tokens[start : start + size]
@@ -624,7 +624,11 @@ class Scheduler:
             self.cache.store.seconds = self._admission.pace.prefill
         job.prefilled = job.prefilled[0] if job.computed else begun, self._clock()
         job.computed += size
-        slot.extend(tokens, canonical=self._is_canonical(slot, start, size, length))
+        whole = size if self._mode.any_cut else canonical_part(start, size, length, slot.canonical, self.engine.traits)
+        if whole:
+            slot.extend(tokens[:whole], canonical=True)
+        if whole < size:
+            slot.extend(tokens[whole:], canonical=False)
         if len(slot) in job.points:
             self.cache.checkpoints.take(slot, job.request.prompt.landmarks, protected=len(slot) in job.protected)
         if scored is not None and logits is not None:
@@ -655,12 +659,6 @@ class Scheduler:
             return (len(job.chain) - (len(job.slot) if job.slot else 0)) * pace + AGEING * job.arrived
 
         return min(jobs, key=left)
-
-    def _is_canonical(self, slot: Slot, start: int, size: int, length: int) -> bool:
-        if self._mode.any_cut:
-            return True
-        block_size = self.engine.traits.block_size
-        return start == slot.canonical and start % block_size == 0 and size % block_size == 0 and start + size < length
 
     # ── end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -189,6 +189,7 @@ class FakeEngine(Engine):
     Args:
         kv_bytes_per_token: 0 (which needs a state), or at least `2 * LOW`.
         state_bytes: most bytes of a checkpoint, if the engine is not `sliceable`. Checkpoints of short sequences are smaller.
+        least_filling: from how many tokens on, at a block boundary, a call is computed as a whole block; 0 for never.
         seed: stands for the weights.
         delay: seconds that each prefill and decode call takes.
         alphabet: bytes that replies are made of; the end token can follow each of them.
@@ -221,6 +222,7 @@ class FakeEngine(Engine):
         sliceable: bool = True,
         movable: bool = True,
         state_bytes: int = 48,
+        least_filling: int = 0,
         alphabet: bytes = PRINTABLE,
         tokenizer: FakeTokenizer | None = None,
     ) -> None:
@@ -252,6 +254,7 @@ class FakeEngine(Engine):
         self.checkpoints = self.rewinds = 0
         self._width = max(0, kv_bytes_per_token - LOW)  # bytes of the high part of a token's KV
         self._most_state = state_bytes - _LENGTH - LOW
+        self._least_filling = least_filling
         self._key = blake2b(repr(seed).encode()).digest()
         self._likes = np.zeros(self.tokenizer.n_vocab, np.float32)
         self._likes[[*alphabet, END.id, *range(259, self.tokenizer.n_vocab)]] = 1000 * GAP
@@ -400,6 +403,12 @@ class FakeEngine(Engine):
 
     # ── numerics ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def fills_block(self, start: int, count: int) -> bool:
+        return self._fills(count)
+
+    def _fills(self, count: int) -> bool:
+        return self.traits.chunking and 0 < self._least_filling <= count
+
     def _kernels(self, start: int, count: int) -> list[bytes]:
         """For each token of a prefill call, the name of the kernel that computes it; empty for canonical KV."""
         traits = self.traits
@@ -408,7 +417,9 @@ class FakeEngine(Engine):
             whole = 0
         if traits.decode_is_prefill:
             whole = count
-        return [b""] * whole + [b"call %d %d" % (start, count)] * (count - whole)
+        rest = count - whole
+        alone = (start + whole, rest) if self._fills(rest) else (start, count)
+        return [b""] * whole + [b"call %d %d" % alone] * rest
 
     def _append(self, slot: _Slot, tokens: Sequence[int], kernels: Sequence[bytes]) -> None:
         start, stop = slot.length, slot.length + len(tokens)

@@ -202,7 +202,7 @@ class LlamaEngine(Engine):
         start, n = self._lengths[slot], len(tokens)
         if not 0 < n <= self.shape.batch or start + n > self.shape.ctx:
             raise EngineError(f"{n} tokens do not fit behind {start} of {self.shape.ctx} in calls of {self.shape.batch}")
-        padding = self._padding.of(start, n) if start + TILE <= self.shape.ctx else 0
+        padding = self._padding_of(start, n)
         self._outputs = {}
         self._run(self._batch.prompt(slot, tokens, start, logits=logits, padding=padding), (slot,))
         if padding:
@@ -210,6 +210,18 @@ class LlamaEngine(Engine):
         self._lengths[slot] = start + n
         if logits:
             self._outputs = {slot: n - 1}
+
+    def fills_block(self, start: int, count: int) -> bool:
+        traits = self.traits
+        return traits.block_size == TILE and traits.chunking and (count == TILE or self._padding_of(start, count) > 0)
+
+    def _padding_of(self, start: int, n: int) -> int:
+        """Number of tokens to add to a call. Behind whole tiles, the rest of it is padded as if it were a call of its own."""
+        rest = n % TILE
+        whole = n - rest
+        if not rest or (whole and start % TILE) or start + whole + TILE > self.shape.ctx:
+            return 0
+        return self._padding.of(start + whole, rest)
 
     def decode(self, steps: Sequence[Step]) -> None:
         lengths = self._lengths

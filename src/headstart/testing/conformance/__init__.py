@@ -56,6 +56,7 @@ CHECKS = (
     ConformanceCheck(logits.samplers_close_twice),
     ConformanceCheck(exactness.the_same_calls_give_the_same_bits, ("canonical",)),
     ConformanceCheck(exactness.prefill_may_span_blocks, ("canonical", "chunking")),
+    ConformanceCheck(exactness.a_call_may_end_with_a_tail_that_fills_a_block, ("canonical", "chunking")),
     ConformanceCheck(exactness.restored_kv_continues_with_the_same_bits, ("canonical", "movable")),
     ConformanceCheck(exactness.decoding_does_not_depend_on_where_kv_came_from, ("canonical", "decode_exact")),
     ConformanceCheck(exactness.decoded_kv_is_that_of_prefill, ("decode_is_prefill",)),

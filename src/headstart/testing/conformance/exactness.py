@@ -28,6 +28,29 @@ def prefill_may_span_blocks(subject: EngineUnderTest) -> None:
         expect_same(subject.after(0, tail), due, f"prefill in calls of {sizes} tokens")
 
 
+def a_call_may_end_with_a_tail_that_fills_a_block(subject: EngineUnderTest) -> None:
+    """A tail for which `fills_block` is true, in one call with the blocks before it, and in a call of its own."""
+    engine, block = subject.engine, subject.engine.traits.block_size
+    most = min(subject.depth, engine.shape.batch - block)
+    tokens, tail = subject.tokens(subject.depth), subject.tokens(block, seed=2)
+    for first in sorted({0, subject.depth - most, subject.depth - block}) if most else ():
+        for count in sorted({1, TAIL, block // 2, block - 1, block} - {0}):
+            if count > block or not engine.fills_block(subject.depth, count):
+                continue
+            due = subject.cold(0, tokens, tail[:count])
+            kv = _kv(subject, 0)
+            engine.truncate(0, 0)
+            subject.feed(0, tokens[: max(first, subject.depth - most)])
+            joined = np.concatenate([tokens[engine.length(0) :], tail[:count]])
+            how = f"a call of {len(joined)} tokens behind {engine.length(0)}, of which {count} fill a block,"
+            expect_same(subject.after(0, joined), due, how)
+            expect(_kv(subject, 0) == kv, f"{how} leaves other KV")
+
+
+def _kv(subject: EngineUnderTest, slot: int) -> bytes:
+    return subject.save(slot).segments[0].data.tobytes() if subject.engine.traits.movable else b""
+
+
 def _calls(tokens: int, largest: int) -> list[int]:
     return [min(largest, tokens - start) for start in range(0, tokens, largest)]
 
@@ -68,12 +91,12 @@ def decoded_kv_is_that_of_prefill(subject: EngineUnderTest) -> None:
     engine, tail = subject.engine, subject.tokens(DECODED, seed=2)
     tokens = subject.tokens(subject.depth)
     due = subject.cold(0, tokens, tail)
-    kv = subject.save(0).segments[0].data.tobytes() if engine.traits.movable else b""
+    kv = _kv(subject, 0)
 
     def compare(how: str) -> None:
         expect_same(engine.logits(0), due, how)
         if kv:
-            expect(subject.save(0).segments[0].data.tobytes() == kv, f"{how} leaves other KV")
+            expect(_kv(subject, 0) == kv, f"{how} leaves other KV")
 
     for slots in (range(1), range(min(2, engine.shape.slots)), range(engine.shape.slots)):
         for slot in slots:
