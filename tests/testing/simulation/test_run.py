@@ -974,3 +974,92 @@ def test_what_may_have_no_row_counts() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_what_could_not_be_put_aside_is_bad_too() -> None:
+    """Of the simulation: a bad object loses its pin, also if the folder does not let it into quarantine."""
+    history = Scenario(
+        22008905,
+        Setup(any_cut=True, slots=1, memory=25, objects=85, explain=False, share=0.3, mixed=True, shared="s3", store=20),
+        (
+            Happening(0.5, "ask", how="turn", size=12, seed=288776936, reply=5),
+            Happening(0.728, "ask", how="turn", size=1, seed=489625836, reply=3),
+            Happening(0.7989, "ask", how="edit", size=2, seed=72387653, reply=3),
+            Happening(1.0626, "fault", how="export", reply=1),
+            Happening(1.2913, "ask", how="edit", size=15, seed=355263261, reply=1),
+            Happening(1.6985, "delete", who=2, talk=2, size=20, reply=1),
+            Happening(2.8248, "ask", who=2, how="turn", size=11, seed=1057103559, reply=4),
+            Happening(3.175, "pin", who=2, talk=2, size=100, reply=1),
+            Happening(4.6453, "delete", talk=2, size=100, reply=1),
+            Happening(5.7933, "fault", how="enospc", reply=1),
+            Happening(5.9254, "pin", size=20, reply=1),
+            Happening(6.5135, "fault", how="decode", size=10, reply=1),
+            Happening(6.5833, "fault", how="decode", reply=1),
+            Happening(7.5005, "delete", who=2, talk=1, size=20, reply=1),
+            Happening(7.9527, "delete", who=1, talk=1, size=100, reply=1),
+            Happening(8.418, "fault", how="eacces", size=1, reply=1),
+            Happening(8.4447, "fault", how="cut", size=2, reply=1),
+            Happening(8.4636, "list", talk=1, size=20, reply=1),
+            Happening(8.7548, "pin", who=2, talk=1, size=100, reply=1),
+            Happening(8.7969, "fault", how="eperm", reply=1),
+            Happening(9.3742, "fault", how="slow", size=3, reply=1),
+            Happening(9.7519, "fault", how="sql_corrupt", reply=1),
+            Happening(10.019, "pin", who=1, talk=2, size=20, reply=1),
+            Happening(10.3107, "fault", how="prefill", size=1, reply=1),
+            Happening(10.4076, "fault", how="sql_full", reply=1),
+            Happening(10.5712, "list", talk=1, size=100, reply=1),
+            Happening(10.8481, "delete", who=2, talk=1, size=100, reply=1),
+            Happening(11.4473, "pin", who=1, talk=2, size=20, reply=1),
+            Happening(11.5621, "fault", how="power_loss", size=90, reply=1),
+            Happening(12.4289, "pin", size=100, reply=1),
+            Happening(12.5035, "ask", talk=2, how="turn", size=1, seed=892682657, reply=11),
+            Happening(16.4085, "ask", talk=1, how="turn", size=17, seed=197071065, reply=1),
+            Happening(16.5704, "ask", how="turn", size=1, seed=312998929, reply=1),
+            Happening(16.77, "ask", who=2, talk=2, how="turn", size=1, seed=289300914, reply=1),
+            Happening(16.77, "ask", who=2, how="flood", size=1, seed=619506568, reply=1),
+            Happening(16.77, "ask", who=2, how="flood", size=1, seed=929348641, reply=1),
+            Happening(16.77, "ask", who=2, how="flood", size=1, seed=941649085, reply=1),
+            Happening(16.77, "ask", who=2, talk=2, how="turn", size=5, seed=97847545, reply=1),
+            Happening(16.77, "ask", who=2, talk=1, how="turn", size=5, seed=1067428605, reply=1),
+            Happening(16.77, "restart", seed=313490720, reply=1),
+            Happening(17.6856, "ask", how="turn", size=3, seed=622244714, reply=1),
+            Happening(17.7252, "second", reply=1),
+            Happening(17.766, "ask", talk=2, how="turn", size=1, seed=1009338941, reply=10),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_what_has_just_been_pinned_is_heard_of_at_the_next_look() -> None:
+    """Of the simulation: the history ended before the other server had looked."""
+    history = Scenario(
+        22057487,
+        Setup(
+            stateful=True,
+            any_cut=True,
+            slots=3,
+            memory=85,
+            objects=51,
+            tenants=4,
+            transfer=1024,
+            settle=False,
+            explain=False,
+            share=0.6,
+            shared="valkey",
+            store=20,
+        ),
+        (
+            Happening(0.5, "ask", talk=2, how="turn", size=12, seed=708262682, reply=8),
+            Happening(1.0, "second", reply=1),
+            Happening(4.2412, "ask", who=2, how="turn", size=2, seed=184609711, reply=5),
+            Happening(8.7137, "term", talk=2, size=20, reply=1),
+            Happening(9.8601, "ask", who=1, talk=2, how="turn", size=1, seed=25538167),
+            Happening(10.8343, "unpin", who=1, talk=1, size=20, reply=1),
+            Happening(26.9946, "ask", who=2, talk=1, how="turn", size=16, seed=972579863, reply=10),
+            Happening(29.1462, "ask", talk=2, how="turn", size=12, seed=19326303),
+            Happening(30.0504, "ask", how="turn", size=3, seed=408660520),
+            Happening(31.4175, "ask", who=3, talk=2, how="turn", size=15, seed=527971534, reply=3),
+            Happening(51.8079, "pin", who=1, talk=2, size=100, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

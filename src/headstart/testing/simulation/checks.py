@@ -229,7 +229,14 @@ def _prefixes(runtime: Runtime) -> list[PinnedPrefix]:
 
 
 def agrees(runtime: Runtime, disk: WriteBehind, database: sqlite3.Connection) -> bool:
-    """Whether a server has heard of all deletions, and all that its index believes to be on disk has a row that is as good."""
+    """Whether a server has heard of all objects, pins and deletions, and all that its index believes to be on disk has a row
+    that is as good.
+    """
+    query, watch = "SELECT MAX(number) FROM objects WHERE fingerprint = ?", disk._watch
+    (newest,) = sqlite3.Connection.execute(database, query, (runtime.engine.fingerprint,)).fetchone()
+    (pins,) = sqlite3.Connection.execute(database, "SELECT pins FROM totals").fetchone()
+    if (newest or 0) > watch._seen or pins != watch._pins:
+        return False
     (last,) = sqlite3.Connection.execute(database, "SELECT seq FROM sqlite_sequence WHERE name = 'tombstones'").fetchone()
     wiped = sqlite3.Connection.execute(database, "SELECT before, times FROM erased").fetchone()
     if (disk._tombstone, disk.deletions) != (last, wiped or (0.0, 0)) or disk._notices:
