@@ -327,13 +327,14 @@ class Retention:
 
     def _follow(self, parent: BlockId, count: int) -> Entry | None:
         """Counts an entry that follows `parent` in the tier, or (-1) does no longer. Returns the parent, if it is there."""
-        entry = self._in_tier(parent)
-        if entry is not None:
+        entry = self._index.get(parent)
+        if entry is not None and entry.uses:
             entry.followers += count
             if entry.followers == 1:
                 self._order.remove(entry)
-        elif followers := self._apart.get(parent, 0) + count:
+            return entry
+        if followers := self._apart.get(parent, 0) + count:
             self._apart[parent] = followers
         else:
             del self._apart[parent]
-        return entry
+        return None
