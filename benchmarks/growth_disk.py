@@ -13,6 +13,7 @@ import math
 import os
 import queue
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -250,6 +251,7 @@ def decode(entries: int, pauses: Sequence[float], rounds: int, tokens: int = 100
                     taken[pause] = _reply(runtime, f"Tell me {number} things.", tokens)
             for pause, found in ratios.items():
                 found.append(taken[None] / taken[pause])
+            print(f"round {number + 1} of {rounds}:", *(f"{found[-1]:.2f}" for found in ratios.values()), file=sys.stderr)
     return ratios
 
 

@@ -362,7 +362,7 @@ def _frame(name: str, data: bytes) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
 
-RENEWED = _frame("dropped", b'{"reason":"streams of a fleet end after a while; connect again"}')
+RENEWED = _frame("dropped", b'{"reason":"streams of a fleet end after a while; connect again","usual":true}')
 """The last event where nobody sees whether a reader takes anything."""
 _YIELDED = _frame("dropped", b'{"reason":"you have the most readers, and another owner needs a place; close some"}')
 _DROPPED = _frame("dropped", b'{"reason":"you read too slowly; connect again"}')

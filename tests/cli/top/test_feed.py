@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import threading
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from headstart.cli.top.state import TopState
 from headstart.cli.top.stream import ReadBatch
 from headstart.config import Settings
 from headstart.events import hub as hub_module
+from headstart.events.hub import RENEWED
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from live import Server, serving, wait_until
@@ -180,6 +183,49 @@ def test_a_name_that_the_server_does_not_know(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("socket.getaddrinfo", lambda host, port, *_: [(2, 1, 6, "", ("127.0.0.1", port))])
         with Reading(ServerAddress(f"http://evil.example:{port}")) as reading:
             assert "--allow-host" in reading.trouble()
+
+
+class Ending(http.server.BaseHTTPRequestHandler):
+    """A proxy that ends each stream of events after half a second. The path begins with the server's port."""
+
+    ends = 0
+
+    def do_GET(self) -> None:
+        _, port, path = self.path.split("/", 2)
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{port}/{path}", headers={"Last-Event-ID": self.headers.get("Last-Event-ID", "")}
+        )
+        with urllib.request.urlopen(asked, timeout=20) as answer:
+            self.send_response(200)
+            self.send_header("content-type", answer.headers["content-type"])
+            self.end_headers()
+            begun = time.monotonic()
+            while time.monotonic() < begun + 0.5:  # the server sends a comment every 0.2 s
+                self.wfile.write(answer.read1(1 << 20))
+            if Ending.ends % 2:
+                self.wfile.write(RENEWED)
+        Ending.ends += 1
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+def test_a_stream_that_ends_after_a_while_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a fleet do, and of proxies."""
+    monkeypatch.setattr(feed_module, "USUAL", 0.0)
+    with served() as server, http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ending) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+        with Reading(ServerAddress(f"http://127.0.0.1:{proxy.server_port}/{server.url.rpartition(':')[2]}")) as reading:
+            reading.wait(lambda state: len(state.slots) == 2)
+            chat(server, "How many roses are in the garden? ")
+            reading.wait(lambda state: ended(state) == 1)
+            wait_until(lambda: Ending.ends > 2)
+            assert not [one for one in reading.updates if isinstance(one, Trouble)]
+            proxy.shutdown()
+            proxy.server_close()
+            assert "No server answers" in reading.trouble()
+        thread.join()
 
 
 class Other(http.server.BaseHTTPRequestHandler):

@@ -21,6 +21,8 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
 """Seconds before another attempt: after the first failure, and at most."""
 SELDOM = 2.0
 """Least seconds between two questions for the sums since the server's start."""
+USUAL = 60.0
+"""Seconds after which it is no trouble that a stream ends without a reason: a fleet and many proxies end long ones."""
 PART = 1 << 16
 
 WORDS = {
@@ -61,9 +63,12 @@ class Feed:
         """Sends updates until it is stopped. For a thread of its own, because it waits for the server."""
         wait = FIRST_WAIT
         while not stopped.is_set():
+            begun = time.monotonic()
             try:
                 text = self._read(emit, stopped)
                 wait = FIRST_WAIT
+                if not text or (text == self._gone and time.monotonic() >= begun + USUAL):
+                    continue
             except ServerRefusal as error:
                 text = WORDS.get(error.status, str(error).removesuffix("."))
             except TimeoutError:
@@ -82,7 +87,7 @@ class Feed:
             wait = min(2 * wait, LONGEST_WAIT)
 
     def _read(self, emit: Callable[[Update], None], stopped: threading.Event) -> str:
-        """Reads one stream to its end. Returns why it has ended."""
+        """Reads one stream to its end. Returns why it has ended; "" if it says that this is usual."""
         decoder, why = Decoder(), self._gone
         self._sums_due = 0.0
         path = f"/headstart/events?{self._query}"
@@ -99,7 +104,8 @@ class Feed:
                     if batch.events and batch.events[0][0] == "end":
                         why = "The server is stopping"
                     elif batch.events and batch.events[0][0] == "dropped":
-                        why = f"The server has dropped this reader: {batch.events[0][1]['reason']}"
+                        said = batch.events[0][1]
+                        why = "" if said.get("usual") else f"The server has dropped this reader: {said['reason']}"
                 if news and time.monotonic() >= self._sums_due:
                     news = False
                     self._ask_for_sums(emit)
