@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from harness import Pending, ask, check, request_of, user
 from headstart.config import Settings
 from headstart.errors import EngineError
 from headstart.interfaces.engine import Logits, Step
-from headstart.prefix_cache.blocks import Chain
+from headstart.prefix_cache.blocks import Chain, last_block_boundary
 from headstart.serving import scheduler, settle
 from headstart.serving.job import Job
 from headstart.serving.listener import NoListener
@@ -86,6 +88,35 @@ def test_one_thread_at_a_time_works_after_the_end() -> None:
     for thread in threads:
         thread.join(60)
     assert sorted(found) == [0] * 40 + [10] * 40
+
+
+class Counting(FakeEngine):
+    """It keeps the sizes of its prefill calls."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.sizes = list[int]()
+
+    def prefill(self, slot: int, tokens: npt.NDArray[np.int32], *, logits: bool) -> None:
+        self.sizes.append(len(tokens))
+        super().prefill(slot, tokens, logits=logits)
+
+
+@pytest.mark.parametrize("reuse", ["exact", "fast"])
+def test_a_tail_that_fills_a_block_is_computed_with_the_blocks_before_it(reuse: Any) -> None:
+    """The blocks are canonical then, and the pace is that of whole blocks."""
+    engine = Counting(slots=1, ctx=1024, block_size=8, batch=64, least_filling=4)
+    with Runtime(lambda: engine, Settings(reuse=reuse, memory_budget=1 << 20, settle="off")) as runtime:
+        ask(runtime, [user("The first calls of a server are small.")], max_tokens=1)
+        for text, due in (("a" * 28, [28]), ("b" * 27, [24, 3]), ("c" * 32, [32]), ("d" * 68, [64, 4]), ("e" * 60, [60])):
+            engine.sizes.clear()
+            prompt = runtime.text_prompt(text)
+            assert len(prompt.tokens) == len(text)
+            Pending(runtime, request_of(prompt, max_tokens=1)).answer()
+            assert engine.sizes == due
+            slot = runtime.scheduler.slots[0]
+            assert (slot.canonical, len(slot)) == (last_block_boundary(len(text), 8), len(text))
+        check(runtime)
 
 
 class Faulty(FakeEngine):

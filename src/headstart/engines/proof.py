@@ -1,7 +1,8 @@
 """Proofs at load: what an engine can do with this model, build and device is measured, not assumed.
 
 A *trial* brings a slot to the same position of the same tokens in one of several ways. There it prefills a short tail in one
-call and decodes some tokens. All trials must agree in every bit: KV, state, the logits of the tail and of each decoded token.
+call and decodes some tokens. All trials must agree in every bit: KV, state, the logits at the position, of the tail and of each
+decoded token.
 
     live        the slot has computed everything, in calls of the largest size
     rewound     the slot went on and was truncated or rewound to the position, with computed content and with imported content
@@ -78,7 +79,8 @@ class Finding:
 
     Attributes:
         moved: the logits of the tail after rewound and restored content are the live ones.
-        block: the first block size whose calls gave the KV, the state and the tail of the largest call; 0 if none did.
+        block: the first block size whose calls gave the KV, the state, the logits and the tail of the largest call; 0 if none
+            did.
         decoded: decoding gave the bits of the live trial in each trial.
     """
 
@@ -101,12 +103,13 @@ class Prover:
     expected: int = 1
     computed: int = 0
 
-    def feed(self, calls: Sequence[int], slot: int = 0) -> None:
-        """Prefills the next tokens in calls of these sizes."""
-        for size in calls:
+    def feed(self, calls: Sequence[int], slot: int = 0, *, logits: bool = False) -> bytes:
+        """Prefills the next tokens in calls of these sizes. Returns the bits of the logits after the last one, if requested."""
+        for number, size in enumerate(calls, 1):
             start = self.engine.length(slot)
-            self.engine.prefill(slot, self.tokens[start : start + size], logits=False)
+            self.engine.prefill(slot, self.tokens[start : start + size], logits=logits and number == len(calls))
             self._report(size)
+        return self.engine.logits(slot).tobytes() if logits else b""
 
     def reply(self, slot: int = 0) -> ProofReply:
         tail, decoded = self.tokens[-_REPLY:-_DECODED], self.tokens[-_DECODED:]
@@ -199,7 +202,7 @@ class Prover:
         if prefix is not None:
             before = self.reply()
             self.back(0, prefix)
-        self.feed([live])
+        ends = self.feed([live], logits=True)
         whole, cold = self.saved(), self.reply()
         self.back(0, whole)
         trials.append((self.reply(), cold))
@@ -209,8 +212,8 @@ class Prover:
                 self.put(prefix, other)
             else:
                 self.engine.truncate(other, 0)
-            self.feed(_in_blocks(live, block, mixed=mixed), other)
-            same, again = self.saved(other).same(whole), self.reply(other)
+            end = self.feed(_in_blocks(live, block, mixed=mixed), other, logits=True)
+            same, again = end == ends and self.saved(other).same(whole), self.reply(other)
             if same:  # then decoding must be the same too
                 trials.append((ProofReply(cold.tail, again.decoded), cold))
             if same and again.tail == cold.tail:

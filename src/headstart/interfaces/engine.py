@@ -402,10 +402,10 @@ class Engine(ABC):
         """Tokens in `slot`, as the engine itself counts them."""
 
     def fills_block(self, start: int, count: int) -> bool:
-        """Whether a call of `count` tokens at the block boundary `start`, a block at most, is computed as a whole block.
+        """Whether a call of `count` tokens (at most a block) that begins at the block boundary `start` is computed as a block.
 
-        Then these tokens may also come at the end of a call of the blocks before them: it gives the same bits (the trait
-        `chunking`) in less time than two calls.
+        Then a call of the blocks before `start` may go on with these tokens. It gives the bits of two calls (the trait
+        `chunking`), in less time.
         """
         return False
 

@@ -56,7 +56,7 @@ def checkpoint_id(block: BlockId) -> BlockId:
 
 
 def last_block_boundary(length: int, block_size: int) -> int:
-    """The last block boundary before the last of `length` tokens. The final prefill call begins there.
+    """The last block boundary before the last of `length` tokens. The open tail begins there.
 
     It is strictly before the last token, because that token is always computed: the reply needs its logits.
     """

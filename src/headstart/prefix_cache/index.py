@@ -6,8 +6,8 @@ An *entry* is one stored unit: a block, an open tail, or a checkpoint.
 * A *checkpoint* is a copy of the state that cannot be truncated (recurrent layers, sliding windows) at one position. Its parent
   is the block or open tail at whose end it was taken, and it has the same tokens.
 
-An entry has at most one copy in each tier (`memory`, `disk`). Each copy is canonical (from prefill calls of full blocks) or
-derived (from decoding, from the last call of a prompt, or computed behind derived KV). Exact mode uses canonical copies only.
+An entry has at most one copy in each tier (`memory`, `disk`). Each copy is canonical (a full block of a prompt) or derived
+(from decoding, from the open tail of a prompt, or computed behind derived KV). Exact mode uses canonical copies only.
 
 Example: after two chats with one system prompt of two blocks, the index has a tree. The system prompt is stored once:
 

@@ -50,7 +50,7 @@ class Listener(IndexListener, SharedListener, Protocol):
         """Entries were pinned, or are not pinned any more."""
 
     def prefilled(self, start: int, stop: int, seconds: float) -> None:
-        """A prefill call has computed these positions, at least a block of them."""
+        """A prefill call has computed these positions, at least a block of them. A tail that fills a block counts as one."""
 
     def decoded(self, replies: int, seconds: float) -> None:
         """Each of so many replies has got one more token."""

@@ -617,18 +617,21 @@ class Scheduler:
         except Exception as error:
             self._fail(job, error)
             return
-        if size >= self.engine.traits.block_size:
+        traits = self.engine.traits
+        blocks = canonical_part(start, size, length, slot.canonical, traits)
+        if size >= traits.block_size:
             seconds = self._clock() - begun
-            self._admission.pace.prefilled(seconds, size)
-            self._listener.prefilled(start, start + size, seconds)
+            filled = blocks + traits.block_size if 0 < blocks < size else size  # a tail behind blocks fills one
+            self._admission.pace.prefilled(seconds, filled)
+            self._listener.prefilled(start, start + filled, seconds)
             self.cache.store.seconds = self._admission.pace.prefill
         job.prefilled = job.prefilled[0] if job.computed else begun, self._clock()
         job.computed += size
-        whole = size if self._mode.any_cut else canonical_part(start, size, length, slot.canonical, self.engine.traits)
-        if whole:
-            slot.extend(tokens[:whole], canonical=True)
-        if whole < size:
-            slot.extend(tokens[whole:], canonical=False)
+        canonical = size if self._mode.any_cut else blocks
+        if canonical:
+            slot.extend(tokens[:canonical], canonical=True)
+        if canonical < size:
+            slot.extend(tokens[canonical:], canonical=False)
         if len(slot) in job.points:
             self.cache.checkpoints.take(slot, job.request.prompt.landmarks, protected=len(slot) in job.protected)
         if scored is not None and logits is not None:

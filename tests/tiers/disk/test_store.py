@@ -216,6 +216,9 @@ def test_an_object_that_gets_no_row_and_stays_counts_in_the_budget(
     assert len(disk) == 2
     assert disk._stored > before
     counted = disk._stored
+    disk.remove([label(0).key])  # the other ones count as before
+    disk.write([(label(0), rows(0))])
+    assert disk._stored == counted
     disk.reconcile()
     assert (len(disk), disk._stored) == (3, counted), "it is good, so it has a row then"
 
@@ -262,6 +265,44 @@ def test_a_bad_object_that_cannot_be_moved_counts_in_the_budget(tmp_path: Path, 
     disk.quarantine(label(1).key)
     assert len(list((tmp_path / "quarantine").iterdir())) == 1
     assert (len(disk), disk._stored) == (1, before)
+
+
+def test_an_object_whose_row_could_not_be_read_counts_once_when_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a row: that of a derived object in whose place it was written. So it counts twice at first."""
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(0, canonical=False), rows(0))])
+    once = disk._stored
+
+    def fails(objects: object) -> NoReturn:
+        patch.setattr(disk.catalog, "get", refuses(sqlite3.DatabaseError("malformed")))
+        raise sqlite3.OperationalError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk.catalog, "add", fails)
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            disk.write([(label(0), rows(0))])
+    assert (len(disk), disk._stored) == (1, 2 * once)
+    disk.remove([label(0).key])
+    assert (len(disk), disk._stored) == (0, 0)
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_cannot_be_put_aside_stays_pinned(folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder could not be read for a moment, so a good object seemed bad: it lost its pin, and was evicted later."""
+    disk = filled(tmp_path, 2)
+    disk.pin([label(0).key, label(1).key])
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "read_into", refuses(OSError(errno.EACCES, "not permitted")))
+        if folder:
+            patch.setattr(os, "replace", refuses(OSError(errno.EACCES, "not permitted")))
+            with pytest.raises(OSError, match="not permitted"):
+                disk.quarantine(label(1).key)
+        else:
+            disk.quarantine(label(1).key)
+    row = disk.catalog.get(label(1).key)
+    assert (row is not None and row.pinned) == folder
 
 
 def test_a_catalogue_that_another_process_replaces_while_it_is_opened_stays_whole(

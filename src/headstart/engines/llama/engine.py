@@ -161,7 +161,7 @@ class LlamaEngine(Engine):
                 raise ModelError(f"llama.cpp cannot compute with '{path}' ({error}); choose another model.") from error
             seconds = time.perf_counter() - began
             two_kernels = options.kv_type == "f16" and not engine.traits.decode_is_prefill and not identity["devices"]
-            # Blocks are full tiles, so a canonical call is never padded.
+            # Blocks are full tiles, so a canonical block is never padded.
             if two_kernels and engine.traits.sliceable and engine.traits.block_size % TILE == 0:
                 engine._padding = Padding.estimated(llama_identity.work(model), identity["system"], threads)
             undo.pop_all()
@@ -216,10 +216,11 @@ class LlamaEngine(Engine):
         return traits.block_size == TILE and traits.chunking and (count == TILE or self._padding_of(start, count) > 0)
 
     def _padding_of(self, start: int, n: int) -> int:
-        """Number of tokens to add to a call. Behind whole tiles, the rest of it is padded as if it were a call of its own."""
+        """Number of tokens to add to a call. Behind whole blocks, the rest of it is padded as if it were a call of its own."""
         rest = n % TILE
         whole = n - rest
-        if not rest or (whole and start % TILE) or start + whole + TILE > self.shape.ctx:
+        alone = bool(start % TILE) or self.traits.block_size != TILE
+        if not rest or (whole and alone) or start + whole + TILE > self.shape.ctx:
             return 0
         return self._padding.of(start + whole, rest)
 

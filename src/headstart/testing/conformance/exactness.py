@@ -48,7 +48,11 @@ def a_call_may_end_with_a_tail_that_fills_a_block(subject: EngineUnderTest) -> N
 
 
 def _kv(subject: EngineUnderTest, slot: int) -> bytes:
-    return subject.save(slot).segments[0].data.tobytes() if subject.engine.traits.movable else b""
+    """The KV and the state of a slot; nothing if they cannot be exported."""
+    if not subject.engine.traits.movable:
+        return b""
+    saved = subject.save(slot)
+    return saved.segments[0].data.tobytes() + saved.state.tobytes()
 
 
 def _calls(tokens: int, largest: int) -> list[int]:

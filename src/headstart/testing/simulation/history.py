@@ -50,6 +50,7 @@ class Setup:
         store: objects that fit into it.
         apart: whether the second server is on another machine, and has no disk.
         disk: whether a server has one.
+        fills: from how many tokens on a tail is computed as a whole block; 0 for never.
     """
 
     mode: Literal["fast", "exact"] = "fast"
@@ -74,6 +75,7 @@ class Setup:
     store: int = 1000
     apart: bool = False
     disk: bool = True
+    fills: int = 0
 
     def of_server(self, number: int, name: str) -> Setup:
         """The options of a server, the first of which has number 1. The limits of the folder are the same for all."""
@@ -158,6 +160,7 @@ def _setup(dice: random.Random) -> Setup:
         stall=dice.choice([0.25, 0.02]),
         mixed=dice.random() < 0.3,
         foreign=dice.random() < 0.15,
+        fills=dice.choice([0, 1, 4]),
     )
 
 

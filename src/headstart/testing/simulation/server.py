@@ -55,7 +55,7 @@ def options(setup: Setup) -> dict[str, Any]:
         "transfer_bytes": setup.transfer,
         "decode_is_prefill": setup.any_cut,
         "sliceable": not setup.stateful,
-        "least_filling": 4,
+        "least_filling": setup.fills,
         "alphabet": b" thef",  # letters of words, so a text can be made of other tokens than the tokenizer's
         "tokenizer": tokenizer(),
         "seed": setup.model,

@@ -608,6 +608,8 @@ class Disk(Store):
             except OSError as error:
                 log.warning("cannot delete %s: %s", self.path(key).name, error)
                 stuck.add(key)
+            else:
+                self._strange.pop(key, None)
         self._occupy([row for row in rows if row.label.key in stuck])
         return [key for key in keys if key not in stuck]
 
@@ -638,6 +640,8 @@ class Disk(Store):
             if row is not None and (size := self._allocated(key)) is not None:
                 with contextlib.suppress(sqlite3.Error):
                     self._occupy([replace(row, allocated=size)])
+                    if row.pinned:  # it may be good, and only the folder is not
+                        self.catalog.pin([key])
             raise
 
     def _occupy(self, rows: Sequence[Row]) -> None:
