@@ -153,20 +153,20 @@ def test_a_prompt_that_fails_leaves_what_came_before_it(
 ) -> None:
     monkeypatch.setattr("headstart.observe.prefill.FIRST", 0.0)
     file, folder = tmp_path / "prompts.jsonl", tmp_path / "cache"
-    bodies = ({"messages": [{"role": "user", "content": text}], "cache_salt": "bob"} for text in (SYSTEM * 3, "word " * 5000))
+    bodies = ({"messages": [{"role": "user", "content": text}], "cache_salt": "bob"} for text in (SYSTEM * 8, "word " * 5000))
     file.write_text("".join(f"{json.dumps(body)}\n" for body in bodies))
     assert warm(str(file), str(tiny_model), "--cache-dir", str(folder), "--salt", "alice") == 2
     told = capsys.readouterr()
     assert told.err.splitlines()[-1].startswith(f"headstart: {file}:2: ")
     assert told.err.endswith("a conversation may have 2,048. Shorten it, or give a larger --ctx, the same as the server's.\n")
-    assert "prefill" in told.err, "a long one is heard of"
+    assert "prefill" in told.err, "one of several calls is heard of"
     assert "ready: 1 prompt of" in told.out
     with headstart.open(tiny_model, ctx=2048, cache_dir=str(folder)) as hs:
         assert hs.runtime.settings.cache_dir == folder
-        warmed = hs.chat(SYSTEM * 3 + "!", max_tokens=1, salt="bob").report
+        warmed = hs.chat(SYSTEM * 8 + "!", max_tokens=1, salt="bob").report
         assert warmed.tiers == {"disk": warmed.cached}
         assert warmed.cached > 128
-        assert hs.chat(SYSTEM * 3 + "!", max_tokens=1, salt="alice").report.cached == 0
+        assert hs.chat(SYSTEM * 8 + "!", max_tokens=1, salt="alice").report.cached == 0
 
 
 def test_paths_may_be_texts() -> None:
