@@ -260,6 +260,19 @@ def test_calls_of_more_than_usual_are_compared_too() -> None:
     assert (traits.block_size, traits.chunking, traits.exact) == (256, False, True)
 
 
+def test_the_logits_of_large_calls_are_compared() -> None:
+    """They may come from another kernel than those of a block, with the same KV: a tail may not join a call of blocks then."""
+
+    class OtherLogits(FakeEngine):
+        def prefill(self, slot: int, tokens: Any, *, logits: bool) -> None:
+            super().prefill(slot, tokens, logits=logits)
+            if logits and len(tokens) > 256:
+                self._logits[slot] = self._logits[slot] + np.float32(1)
+
+    traits = proved(OtherLogits(**options(ctx=4096)))
+    assert (traits.block_size, traits.chunking, traits.exact) == (256, False, True)
+
+
 class Wandering(FakeEngine):
     """Decoding depends on how the tokens before came into the slot, as on cells; the logits of prompts do not.
 

@@ -976,8 +976,8 @@ def test_what_may_have_no_row_counts() -> None:
     assert run(history).violation == ""
 
 
-def test_what_could_not_be_put_aside_is_bad_too() -> None:
-    """Of the simulation: a bad object loses its pin, also if the folder does not let it into quarantine."""
+def test_what_cannot_be_put_aside_stays_pinned() -> None:
+    """A bad object, which the folder did not let into quarantine, lost its pin and stayed."""
     history = Scenario(
         22008905,
         Setup(any_cut=True, slots=1, memory=25, objects=85, explain=False, share=0.3, mixed=True, shared="s3", store=20),

@@ -63,11 +63,10 @@ class Feed:
         """Sends updates until it is stopped. For a thread of its own, because it waits for the server."""
         wait = FIRST_WAIT
         while not stopped.is_set():
-            begun = time.monotonic()
             try:
                 text = self._read(emit, stopped)
                 wait = FIRST_WAIT
-                if not text or (text == self._gone and time.monotonic() >= begun + USUAL):
+                if not text:
                     continue
             except ServerRefusal as error:
                 text = WORDS.get(error.status, str(error).removesuffix("."))
@@ -87,8 +86,9 @@ class Feed:
             wait = min(2 * wait, LONGEST_WAIT)
 
     def _read(self, emit: Callable[[Update], None], stopped: threading.Event) -> str:
-        """Reads one stream to its end. Returns why it has ended; "" if it says that this is usual."""
-        decoder, why = Decoder(), self._gone
+        """Reads one stream to its end. Returns why it has ended; "" if that is no trouble."""
+        decoder, begun, why = Decoder(), time.monotonic(), ""
+        no_trouble = False
         self._sums_due = 0.0
         path = f"/headstart/events?{self._query}"
         with self.server.open(path, timeout=SILENCE, last_event_id=self._last_id) as response:
@@ -104,12 +104,13 @@ class Feed:
                     if batch.events and batch.events[0][0] == "end":
                         why = "The server is stopping"
                     elif batch.events and batch.events[0][0] == "dropped":
-                        said = batch.events[0][1]
-                        why = "" if said.get("usual") else f"The server has dropped this reader: {said['reason']}"
+                        why = f"The server has dropped this reader: {batch.events[0][1]['reason']}"
+                        no_trouble = bool(batch.events[0][1].get("usual"))
                 if news and time.monotonic() >= self._sums_due:
                     news = False
                     self._ask_for_sums(emit)
-        return why
+        no_trouble |= not why and time.monotonic() >= begun + USUAL
+        return "" if no_trouble else why or self._gone
 
     @property
     def _gone(self) -> str:

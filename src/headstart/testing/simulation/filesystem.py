@@ -36,7 +36,7 @@ class FileSystem:
         dropped: called when a catalogue is deleted, because it is damaged.
         missing: keys of objects that somebody else has deleted, which took their pins.
         gone: those that were not stored again.
-        put_aside: keys of objects that a server has put into quarantine, and of damaged ones that it wanted to put there.
+        put_aside: keys of objects that a server has put into quarantine.
         stuck: when a file could not be deleted last, in seconds since 1970.
     """
 
@@ -207,8 +207,6 @@ class FileSystem:
         found.modified = times[1]
 
     def replace(self, old: Any, new: Any) -> None:
-        if self._is_object(str(old)) and (bad := self.disk.file(str(old))) is not None and bad.rotten:
-            self.put_aside.add(_key_of(str(old)))
         self.call("rename", str(new))
         if (real := self.is_real(str(new))) is not None:
             before = self.is_real(str(old))
