@@ -87,3 +87,47 @@ TOOLS_ALONE = TOOLS.replace(
     _ASSISTANT, "{%- set content = message.content or '' %}{{- '<|im_start|>assistant\\n' + content }}\n"
 )
 """The same without reasoning, so that a reply that must be a call or JSON begins with it."""
+
+_CALLS = "{%- for call in message.tool_calls or [] %}"
+_RESULT = "{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}"
+
+
+def _with(*changes: tuple[str, str]) -> str:
+    source = TOOLS
+    for old, new in changes:
+        assert old in source
+        source = source.replace(old, new)
+    return source
+
+
+def _refuses(when: str, what: str) -> str:
+    return f"{{%- if {when} %}}{{{{ raise_exception('{what}') }}}}{{%- endif %}}"
+
+
+NO_SYSTEM = _refuses("messages[0].role == 'system'", "System role not supported") + TOOLS
+"""TOOLS, but it refuses system messages, as Gemma 2's does."""
+
+ONE_CALL = _with((_CALLS, _CALLS + _refuses("loop.length > 1", "Only one call at once!")))
+"""TOOLS, but a reply may have one call only, as with Llama 3."""
+
+NINE = _with(
+    (_CALLS, _CALLS + _refuses("call.id is not defined or call.id | length != 9", "Ids must have length 9!")),
+    (_RESULT, _refuses("not message.tool_call_id or message.tool_call_id | length != 9", "Ids must have length 9!") + _RESULT),
+)
+"""TOOLS, but ids of calls must have nine characters, as with Mistral."""
+
+NAMED_IDS = (
+    "{{- tools | tojson if tools }}{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}"
+    "{%- if message.role == 'tool' %}{{- 'of ' + message.tool_call_id + ': ' }}{%- endif %}{{- message.content or '' }}"
+    "{%- for call in message.tool_calls or [] %}{{- '<|tool_calls_section_begin|>' if loop.first }}"
+    "{{- '<|tool_call_begin|>' + call.id + '<|tool_call_argument_begin|>' }}{{- call.function.arguments | tojson }}"
+    "{{- '<|tool_call_end|>' }}{{- '<|tool_calls_section_end|>' if loop.last }}{%- endfor %}{{- '<|im_end|>' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+"""It writes the ids of calls and no names of functions, as Kimi's does."""
+
+THINKING = _with(
+    ("message.reasoning_content", "message.thinking"),
+    (_CALLS, _refuses("message.content and message.thinking and message.tool_calls", "content and thinking") + _CALLS),
+)
+"""TOOLS, but reasoning is in `thinking`, and not beside content in a reply with calls, as with gpt-oss."""

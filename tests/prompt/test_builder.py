@@ -84,7 +84,10 @@ def test_templates_are_given_dicts_and_lists(text: str) -> None:
     assert type(found) is dict
     assert type(found["a"]) is list
     assert type(found["a"][1][0]) is dict
-    source = "{{ tools }}{% for message in messages %}{{ message.content }}{{ message.tool_calls or '' }}{% endfor %}"
+    source = (
+        "{{ tools }}{% for message in messages %}{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>\n"
+        "{{ call.function | tojson }}\n</tool_call>{% endfor %}{% endfor %}"
+    )
     printing = Prompter(FakeTokenizer(), Template(source, {}))
     chat, tools = [{"role": "user", "content": "a"}], [{"type": "function", "function": {"name": text}}]
     written = [printing.chat(talk(chat, tools=given)).text for given in (tools, tuple(tools))]

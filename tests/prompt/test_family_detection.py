@@ -1,20 +1,14 @@
-"""Which family a template belongs to, by what it writes; and how a template without tools gets them all the same."""
+"""Which family a template belongs to, by what it writes."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
-from headstart.output.parser import Parser, message_of
-from headstart.prompt.builder import Prompter
 from headstart.prompt.chat_template import Template
-from headstart.prompt.family_detection import FAMILIES, GENERIC, PLAIN, THINK, Family, adapt, family_of
+from headstart.prompt.family_detection import FAMILIES, GENERIC, PLAIN, THINK, Family, family_of
 from headstart.templates import of_model
-from headstart.testing.fake_engine import CHATML, FakeTokenizer
-from talks import talk
-from templates import REASONING, TOOLS
+from headstart.testing.fake_engine import CHATML
+from templates import NAMED_IDS, REASONING, TOOLS
 
 FALLBACK = of_model(None).source
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -167,8 +161,12 @@ def test_tools_that_do_not_reach_the_text_are_listed_by_us() -> None:
     ],
 )
 def test_no_template_is_an_error(source: str) -> None:
-    """What writes no calls cannot bring them back either; what writes them as nobody does is taken for the common form."""
-    assert family_of(Template(source, {})).name == ("hermes" if "tool_calls" in source else "generic")
+    """What writes no calls cannot bring them back. What writes them as nobody does teaches the model what nobody can read."""
+    assert family_of(Template(source, {})).name == "generic"
+
+
+def test_a_template_may_write_the_id_in_place_of_the_name() -> None:
+    assert family_of(Template(NAMED_IDS, {})).name == "kimi"
 
 
 @pytest.mark.parametrize(
@@ -201,107 +199,3 @@ def test_visible_tokens_are_single_ones() -> None:
     assert set(BY_NAME["mistral"].visible) >= {"[TOOL_CALLS]", "[ARGS]"}
     assert "<|message|>" in BY_NAME["harmony"].visible
     assert PLAIN.visible == ("<think>", "</think>")
-
-
-# ── templates without tools ──────────────────────────────────────────────────────────────────────────────────────────
-
-TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-ARGUMENTS = '{"city":  "Paris"}'
-
-
-def call(number: int, arguments: Any = ARGUMENTS) -> dict[str, Any]:
-    return {"id": f"call_{number}", "type": "function", "function": {"name": "weather", "arguments": arguments}}
-
-
-TALK: list[dict[str, Any]] = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "Weather?"},
-    {"role": "assistant", "content": "Let me see.", "reasoning_content": "Hm.", "tool_calls": [call(0), call(1)]},
-    {"role": "tool", "tool_call_id": "call_0", "content": "sunny"},
-    {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "rain"}, {"type": "text", "text": "y"}]},
-    {"role": "user", "content": "Sure?"},
-    {"role": "assistant", "content": None, "tool_calls": [call(2, {"city": "Rome"})]},
-    {"role": "tool", "tool_call_id": "call_2", "content": "hot"},
-    {"role": "assistant", "content": "Hot."},
-    {"role": "user", "content": "Thanks"},
-]
-
-
-def test_adapted_conversation() -> None:
-    messages, tools = adapt(GENERIC, TALK, [TOOL], neighbours=False)
-    assert tools is None
-    assert [message["role"] for message in messages] == [
-        "system",
-        "user",
-        "assistant",
-        "user",
-        "assistant",
-        "user",
-        "assistant",
-        "user",
-    ]
-    assert messages[0]["content"].startswith("Be brief.\n\n# Tools\n")
-    assert json.dumps(TOOL) in messages[0]["content"]
-    assert messages[2] == {
-        "role": "assistant",
-        "reasoning_content": "Hm.",
-        "content": "Let me see." + '\n<tool_call>\n{"name": "weather", "arguments": {"city":  "Paris"}}\n</tool_call>' * 2,
-    }
-    assert messages[3]["content"] == (
-        "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrainy\n</tool_response>\nSure?"
-    )
-    assert messages[4]["content"] == '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-    assert adapt(GENERIC, TALK[1:], [TOOL], neighbours=False)[0][0]["content"].startswith("# Tools\n")
-    assert adapt(GENERIC, TALK[:2], None, neighbours=False)[0] == TALK[:2]
-
-
-def test_what_a_user_says_behind_results_is_a_message_of_its_own() -> None:
-    """Where a template takes it: else each word of the user's would make the results before it new text."""
-    together, _ = adapt(GENERIC, TALK, [TOOL], neighbours=False)
-    apart, _ = adapt(GENERIC, TALK, [TOOL], neighbours=True)
-    assert apart[3]["content"] + "\nSure?" == together[3]["content"]
-    assert apart[4] == {"role": "user", "content": "Sure?"}
-    assert [*apart[:3], *apart[5:]] == [*together[:3], *together[4:]]
-
-
-@pytest.mark.parametrize(
-    ("refusal", "behind"),
-    [
-        ("", "<|im_end|>\n<|im_start|>user\n"),
-        ("{{ raise_exception('two in a row') if loop.previtem and loop.previtem.role == message.role }}", "\n"),
-    ],
-)
-def test_a_prompt_has_results_and_the_users_words_as_its_template_takes_them(refusal: str, behind: str) -> None:
-    loop = "{%- for message in messages %}"
-    assert loop in FALLBACK
-    source = FALLBACK.replace(loop, loop + refusal)
-    prompt = Prompter(FakeTokenizer(), Template(source, {})).chat(talk(TALK[:6], tools=[TOOL]))
-    assert f"rainy\n</tool_response>{behind}Sure?<|im_end|>" in prompt.text
-
-
-def test_other_families_keep_their_conversation() -> None:
-    assert adapt(BY_NAME["hermes"], TALK, [TOOL], neighbours=True) == (TALK, [TOOL])
-
-
-@pytest.mark.parametrize("start", [0, 1])
-@pytest.mark.parametrize("neighbours", [True, False])
-def test_adapting_is_append_only(start: int, neighbours: bool) -> None:
-    talk = TALK[start:]
-    for length in range(1, len(talk)):
-        shorter, longer = (adapt(GENERIC, talk[:end], [TOOL], neighbours=neighbours)[0] for end in (length, length + 1))
-        *before, last = shorter
-        assert list(longer[: len(before)]) == before
-        assert longer[len(before)]["content"].startswith(last["content"] or "")
-        assert {**longer[len(before)], "content": ""} == {**last, "content": ""}
-        one, other = (Template(FALLBACK, {}).render(messages, generation=False) for messages in (shorter, longer))
-        assert other.startswith(one.removesuffix("<|im_end|>\n"))
-        assert not neighbours or talk[length]["role"] == "tool" or other.startswith(one)
-
-
-def test_an_adapted_call_is_read_as_it_was_sent() -> None:
-    """What the model wrote, parsed, sent back and rendered, is what the model wrote."""
-    written = f'Let me see.\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
-    parser = Parser(GENERIC, tools=[TOOL])
-    message = message_of(parser.feed(written) + parser.end(), ["call_0"])
-    assert message["tool_calls"] == [call(0)]
-    assert adapt(GENERIC, [message], None, neighbours=True)[0][0]["content"] == written

@@ -83,7 +83,7 @@ class Family:
         calls: how it calls tools; None if it cannot.
         reasoning: the markers of reasoning; None if it does not reason, or if `channels` cover it.
         extra: further control tokens that the parser needs.
-        adapted: whether the template has no tools, so that conversations need `adapt`.
+        adapted: whether the template has no tools, so that calls and results are written as text (`prompt/adaptation`).
     """
 
     name: str

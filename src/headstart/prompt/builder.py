@@ -23,10 +23,11 @@ from headstart.interfaces.engine import Tokenizer
 from headstart.interfaces.landmarks import Landmarks
 from headstart.interfaces.tokens import Tokens, as_tokens, common_prefix
 from headstart.output.parser import meaning, parse
+from headstart.prompt.adaptation import adapt
 from headstart.prompt.chat_template import Template
 from headstart.prompt.continuation import Continuation, returned
 from headstart.prompt.escape import ESCAPE, Escaper
-from headstart.prompt.family_detection import adapt, family_of
+from headstart.prompt.family_detection import family_of
 from headstart.prompt.landmarks import contents, landmarks
 from headstart.prompt.overflow import TruncationMemo, exchanges, truncate_history
 from headstart.prompt.reply_tokens import ReplyTokensMemo, ReplyTokensRecord, head_digest, text_digest
@@ -147,7 +148,7 @@ class Prompter:
             raise InvalidRequest("A conversation needs at least one message.", param="messages")
         safe = self._escaper.escape(list(source.messages))
         tools = self._escaper.escape(list(source.tools)) if source.tools else None
-        messages, tools = adapt(self.family, safe, tools, neighbours=self.template.neighbours)
+        messages, tools = adapt(self.template, self.family, safe, tools)
         variables = self._escaper.escape(dict(source.template_kwargs))
         rendered = self.template.render(messages, tools=tools, generation=generation, variables=variables)
         if source.prefill:

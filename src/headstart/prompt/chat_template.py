@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 import jinja2.ext
@@ -24,9 +24,24 @@ from headstart.errors import InvalidRequest, ModelError
 from headstart.interfaces.conversation import Message
 from headstart.names import option
 
+CallIds = Literal["any", "nine", "named"]
+"""The ids of tool calls that a template takes. `nine`: nine letters or digits (Mistral). `named`: `functions.NAME:NUMBER`,
+because the template writes the id in place of the function's name (Kimi)."""
+
 _PROBE = "headstart_probe"
 _USER: Message = {"role": "user", "content": "headstart_question"}
 _REPLY: Message = {"role": "assistant", "content": "headstart_answer"}
+_SHORT_ID = "call00000"
+_LONG_ID = f"call_{'0' * 24}"
+
+
+def _calling(*arguments: Any, id: str = _SHORT_ID, name: str = "f", **fields: Any) -> Message:
+    """A reply with a call for each of `arguments`."""
+    calls = [{"id": id, "type": "function", "function": {"name": name, "arguments": each}} for each in arguments]
+    return {"role": "assistant", "content": "", **fields, "tool_calls": calls}
+
+
+_RESULT: Message = {"role": "tool", "tool_call_id": _SHORT_ID, "content": "headstart_result"}
 
 
 class _Generation(jinja2.ext.Extension):
@@ -82,36 +97,76 @@ class Template:
                 f"The chat template does not compile ({error}); give another with {option('chat_template')}."
             ) from error
 
+    # ── what it takes: found by rendering test conversations ─────────────────────────────────────────────────────────
+
+    @cached_property
+    def system_role(self) -> bool:
+        """Whether a system message in front is rendered. True also for a template that refuses everything."""
+        return _PROBE in self._tried({"role": "system", "content": _PROBE}, _USER) or not self._tried(_USER)
+
     @cached_property
     def late_system(self) -> bool:
         """Whether a system message after a user message is rendered in its place, and a second one after the first."""
         system: Message = {"role": "system", "content": _PROBE}
-        try:
-            late = self.render([_USER, system, _REPLY, _USER], generation=False)
-            twice = self.render([{**system, "content": "headstart_first"}, system, _USER], generation=False)
-        except InvalidRequest:
-            return False
+        late = self._tried(_USER, system, _REPLY, _USER)
+        twice = self._tried({**system, "content": "headstart_first"}, system, _USER)
         places = [late.find(text) for text in (_USER["content"], _PROBE, _REPLY["content"])]
         return places == sorted(places) and places[0] >= 0 and _PROBE in twice and "headstart_first" in twice
 
     @cached_property
-    def text_arguments(self) -> bool:
-        """Whether the template needs the arguments of a call as JSON text."""
-        call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {_PROBE: 1}}}
-        try:
-            text = self.render([_USER, {**_REPLY, "tool_calls": [call]}], generation=False)
-        except InvalidRequest:
-            return True
-        return f"'{_PROBE}'" in text
-
-    @cached_property
     def neighbours(self) -> bool:
         """Whether two messages of a user may follow each other."""
+        return _PROBE in self._tried(_USER, {**_USER, "content": _PROBE})
+
+    @cached_property
+    def text_arguments(self) -> bool:
+        """Whether the template needs the arguments of a call as JSON text."""
+        text = self._tried(_USER, _calling({_PROBE: 1}))
+        return f"'{_PROBE}'" in text if text else bool(self._tried(_USER, _calling(json.dumps({_PROBE: 1}))))
+
+    @cached_property
+    def several_calls(self) -> bool:
+        """Whether a reply may have more than one tool call. True also for a template that writes no calls."""
+        one, two = self._arguments(_PROBE), self._arguments("headstart_other")
+        both = self._tried(_USER, _calling(one, two))
+        return (_PROBE in both and "headstart_other" in both) or _PROBE not in self._tried(_USER, _calling(one))
+
+    @cached_property
+    def call_ids(self) -> CallIds:
+        """The ids of tool calls that the template takes."""
+        arguments = self._arguments("key")
+        if not self._tried(_USER, _calling(arguments, id=_LONG_ID)):
+            return "nine" if self._tried(_USER, _calling(arguments)) else "any"
+        named = self._tried(_USER, _calling(arguments, id=f"functions.{_PROBE}:0", name=_PROBE))
+        return "named" if _PROBE in named and _PROBE not in self._tried(_USER, _calling(arguments, name=_PROBE)) else "any"
+
+    @cached_property
+    def reasoning_field(self) -> str:
+        """The field of a message in which the template looks for its reasoning."""
+        call = self._arguments("key")
+        for field in ("reasoning_content", "thinking", "reasoning"):
+            reason = {field: _PROBE}
+            if _PROBE in self._tried(_USER, _calling(call, **reason), _RESULT) or _PROBE in self._tried(
+                _USER, {**_REPLY, **reason}
+            ):
+                return field
+        return "reasoning_content"
+
+    @cached_property
+    def content_beside_reasoning(self) -> bool:
+        """Whether a reply with calls may have content as well as reasoning. gpt-oss has one message before a call."""
+        fields = {self.reasoning_field: _PROBE, "content": _REPLY["content"]}
+        return bool(self._tried(_USER, _calling(self._arguments("key"), **fields), _RESULT))
+
+    def _arguments(self, key: str) -> Any:
+        return json.dumps({key: 1}) if self.text_arguments else {key: 1}
+
+    def _tried(self, *messages: Message) -> str:
+        """The text of a test conversation; empty if the template refuses it."""
         try:
-            text = self.render([_USER, {**_USER, "content": _PROBE}], generation=False)
+            return self.render(messages, generation=False)
         except InvalidRequest:
-            return False
-        return _PROBE in text
+            return ""
 
     def render(
         self,

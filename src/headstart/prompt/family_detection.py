@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Message
@@ -21,7 +20,7 @@ from headstart.output.formats import Family, ReasoningFormat, ToolCallFormat
 from headstart.output.parser import Parser, ReplyDelta, message_of
 from headstart.prompt.chat_template import Template
 
-__all__ = ["FAMILIES", "GENERIC", "PLAIN", "Family", "ReasoningFormat", "ToolCallFormat", "adapt", "family_of"]
+__all__ = ["FAMILIES", "GENERIC", "PLAIN", "Family", "ReasoningFormat", "ToolCallFormat", "family_of"]
 
 THINK = ReasoningFormat("<think>", "</think>")
 
@@ -162,8 +161,8 @@ _TOOL = {
 def family_of(template: Template) -> Family:
     """The family of a template. Never raises.
 
-    It is `GENERIC` if tools or calls are missing from the rendered text, and `hermes` if no family can parse the calls. The
-    form of its reasoning is the one that the template's source contains.
+    It is `GENERIC`, whose form the prompt explains, if tools or calls are missing from the rendered text, or if no family can
+    parse the calls. The form of its reasoning is the one that the template's source contains.
     """
     found = _family(template)
     if found.calls is not None and found.calls.syntax == "channels":
@@ -176,13 +175,12 @@ def _family(template: Template) -> Family:
     header = _rendered(template, [asked], generation=True)
     if _PROBE not in header:
         return GENERIC
-    fallback = GENERIC
+    id = f"functions.{_PROBE}:0" if template.call_ids == "named" else "call00000"
     for arguments in (_VALUES, json.dumps(_VALUES)):
-        call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": arguments}}
+        call = {"id": id, "type": "function", "function": {"name": _PROBE, "arguments": arguments}}
         calling = _rendered(template, [asked, {"role": "assistant", "content": "", "tool_calls": [call]}], generation=False)
         if calling.count(_PROBE) <= header.count(_PROBE):
             continue
-        fallback = FAMILIES[0]
         reply = _behind(header, calling)
         for family in chain.from_iterable(map(_variants, FAMILIES)):
             if family.calls is not None and _written_as(family.calls, reply):
@@ -190,7 +188,7 @@ def _family(template: Template) -> Family:
                 if _is_probe(parser.feed(reply) + parser.end()):
                     key = "parameters" if '"parameters"' in reply else "arguments"
                     return replace(family, calls=replace(family.calls, arguments=key))
-    return fallback
+    return GENERIC
 
 
 def _written_as(calls: ToolCallFormat, reply: str) -> bool:
@@ -225,75 +223,3 @@ def _is_probe(deltas: Sequence[ReplyDelta]) -> bool:
         return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls] == [(_PROBE, _VALUES)]
     except ValueError:
         return False
-
-
-# ── templates without tools ──────────────────────────────────────────────────────────────────────────────────────────
-
-_json = json.JSONEncoder(ensure_ascii=False).encode
-
-_LISTED = """# Tools
-
-You can call these functions:
-<tools>
-{tools}
-</tools>
-
-To call one, answer with its name and arguments as JSON:
-<tool_call>
-{{"name": "the function's name", "arguments": {{"key": "value"}}}}
-</tool_call>
-
-Its result comes back between <tool_response> and </tool_response>."""
-
-
-def adapt(
-    family: Family, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, neighbours: bool
-) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]] | None]:
-    """A conversation in a form that a template without tools can render. For other families: the conversation itself.
-
-    Tools are listed in the system message, calls are text of the assistant, and results are text of the user. A longer
-    conversation begins with the result of a shorter one. Consecutive results become one message, together with a user message
-    directly after them, unless the template accepts `neighbours`: two user messages in a row.
-    """
-    if not family.adapted:
-        return messages, tools
-    listed = _LISTED.format(tools="\n".join(map(_json, tools))) if tools else ""
-    adapted: list[dict[str, Any]] = []
-    answered = False  # whether the last message holds results
-    for number, message in enumerate(messages):
-        role = message.get("role")
-        content = _text(message.get("content"))
-        if number == 0 and listed:
-            head = role in ("system", "developer")
-            adapted.append({"role": "system", "content": "\n\n".join(filter(None, (content if head else "", listed)))})
-            if head:
-                continue
-        if role == "tool":
-            content = f"<tool_response>\n{content}\n</tool_response>"
-        if answered and (role == "tool" or (role == "user" and not neighbours)):
-            adapted[-1] = {"role": "user", "content": adapted[-1]["content"] + "\n" + content}
-        elif role == "tool":
-            adapted.append({"role": "user", "content": content})
-        elif message.get("tool_calls"):
-            rest = {key: value for key, value in message.items() if key != "tool_calls"}
-            parts = [content] if content else []
-            adapted.append({**rest, "content": "\n".join([*parts, *map(_written, message["tool_calls"])])})
-        else:
-            adapted.append(dict(message))
-        answered = role == "tool"
-    return adapted, None
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text") or "" for part in content or () if isinstance(part, Mapping))
-
-
-def _written(call: Mapping[str, Any]) -> str:
-    function = call.get("function") or {}
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        arguments = _json(arguments or {})
-    name = _json(function.get("name") or "")
-    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments or "{}"}}}\n</tool_call>'
