@@ -1,1 +1,1 @@
-"""Contracts and value types that packages share. No behaviour."""
+"""Contracts and value types that packages share. They decide nothing."""

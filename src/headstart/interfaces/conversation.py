@@ -60,7 +60,7 @@ class Conversation:
 
     Attributes:
         template_kwargs: variables for the chat template.
-        salt: the tenant's. KV that was computed with one salt is never used for another.
+        salt: separates owners. KV that was computed with one salt is never used for another.
         breakpoints: positions that the caller expects to reuse: (number of a message, characters of its content).
         continues: whether the last message is the beginning of the reply. Normalizing moves it to `prefill`.
         prefill: the beginning of the reply, written by the caller.

@@ -5,8 +5,9 @@ requests, users or files. One thread makes the engine, makes all calls, and clos
 `forget_grammars` are called from other threads, several at once.
 `examples/own_engine.py` implements the required part in about 100 lines. `headstart/testing/conformance` checks any engine.
 
-Required: `tokenizer`, `traits`, `shape`, `fingerprint`, `prefill`, `decode`, `sampler`, `sample`, `logits`, `truncate`,
-`export_kv`, `import_kv`. Optional abilities are *traits*: the planner reads them as data and never tests the engine's type.
+Required: `tokenizer`, `traits`, `shape`, `facts`, `fingerprint`, `prefill`, `decode`, `sampler`, `sample`, `logits`,
+`truncate`, `length`, `export_kv`, `import_kv`. To be chosen by a model's name, an engine also has the class method `load`
+(docs/engines.md). Optional abilities are *traits*: the planner reads them as data and never tests the engine's type.
 `check_grammar` is optional too; it is needed for replies that follow a grammar.
 
 *KV* (keys and values) is opaque bytes. The KV of `n` consecutive tokens is one buffer of `n * shape.kv_bytes_per_token` bytes,

@@ -54,7 +54,7 @@ class Options(TypedDict, total=False):
     Attributes:
         max_tokens: most tokens of the reply; None for as many as the context holds; 0 only fills the cache.
         stop: texts that end the reply and are not part of it.
-        salt: the tenant. KV that was computed for one salt is never used for another.
+        salt: separates owners, such as the users of a program. KV that was computed for one salt is never used for another.
         reuse: False computes the whole prompt, without the cache. The result is stored as usual.
         json_schema: the format of the reply: a JSON schema, or a pydantic model whose `model_validate_json` can read the text.
         regex: the format as a regular expression (Rust's syntax) that matches the whole reply.
@@ -284,7 +284,7 @@ class Headstart:
     """A loaded model. Thread-safe. `close` it, or use it as a context manager.
 
     Args:
-        runtime: `close` closes it too. For your own engine use `Runtime(lambda: engine)`.
+        runtime: `close` closes it too. For your own engine: `Headstart(Runtime(MyEngine))`. The engine's thread makes it.
     """
 
     def __init__(self, runtime: Runtime) -> None:

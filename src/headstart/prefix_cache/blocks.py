@@ -1,8 +1,8 @@
 """Blocks: a prompt as a chain of ids.
 
-A *block* is `block_size` consecutive tokens of a prompt. The engine declares the block size (64 for llama.cpp on a CPU). The
-tokens after the last full block are the *open tail*. A block's id is a hash of the id before it and of its own tokens, so an id
-names a block together with everything before it:
+A *block* is `block_size` consecutive tokens of a prompt. The engine declares the block size (64 for llama.cpp on a CPU).
+What is computed last is the *open tail*: the tokens after the last full block, or that block if nothing follows it. A block's
+id is a hash of the id before it and of its own tokens, so an id names a block together with everything before it:
 
     tokens ─▶ │ block 0 │ block 1 │ … │ block k │ open tail
                 id_0  ──▶  id_1  ──▶   id_k = H(id_{k-1} ‖ tokens_k),   id_{-1} = root = H(fingerprint ‖ salt)
@@ -56,9 +56,10 @@ def checkpoint_id(block: BlockId) -> BlockId:
 
 
 def last_block_boundary(length: int, block_size: int) -> int:
-    """The last block boundary before the last of `length` tokens. The open tail begins there.
+    """The last block boundary before the last of `length` tokens. The open tail begins there: it has 1 to `block_size` tokens.
 
-    It is strictly before the last token, because that token is always computed: the reply needs its logits.
+    It is strictly before the last token, because that token is always computed: the reply needs its logits. So of a prompt of
+    full blocks only, the last block is the open tail.
     """
     return max(0, (length - 1) // block_size * block_size)
 

@@ -5,14 +5,11 @@ earlier uses still count. So a new entry that is used often is admitted in the e
 is.
 
 Ranks change with time. They are computed again in rounds, the lowest first. Each look for a victim goes on by `HAND` entries,
-like the hand of a clock, so no call looks at all of them. There is at most one round a second. It begins with learning, if the
-reuse model has enough new data. While a round lasts, the rank of an entry is computed again before it is evicted. In a small
-tier, one call ranks all leaves.
+like the hand of a clock, so no call looks at all of them. In a small tier, one call ranks all leaves. There is at most one
+round a second. It begins with learning, if the reuse model has enough new data. An entry is ranked again before it is evicted.
 
-A round takes a second, or the time in which one of `HAND` leaves is evicted, or twice that if most ranks rise. A rank is at
-most as old as two rounds: a leaf may be near the beginning of one and near the end of the next. It depends on the logarithm of
-the age. Example: an unused conversation is evicted after about 64 hours. A round takes an hour. The rank of a conversation of
-63 hours is then that of 61 to 63 hours: at most a twentieth of an octave off.
+A rank is at most as old as two rounds: a leaf may be near the beginning of one and near the end of the next. That error is
+small, because a rank depends on the logarithm of the age: see decisions/2026-11-24-ranks-by-a-hand.md.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ class Retention:
     It writes the part of each `Entry` that says how the entry was used. So an index has one `Retention`.
 
     Args:
-        saved_per_byte: seconds of prefill that an entry saves, per byte that it occupies.
+        saved_per_byte: tokens of prefill that an entry saves, per byte that it occupies.
         by_owner: whether victims of some owners are asked for.
     """
 

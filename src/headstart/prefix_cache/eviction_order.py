@@ -1,8 +1,9 @@
 """Eviction order: which entry of a full tier is dropped next. Memory and disk have the same order.
 
-Entries are ranked by one currency: seconds of prefill saved per byte, times the expected rate of reuse (`reuse_model`). The
-entry with the lowest rank is evicted first. An entry with children in the tier (entries that follow it) is never evicted:
-without it, they would be useless. Entries of owners above their quota (`quota`) are evicted before all others.
+Entries are ranked by one currency: prefill saved per byte, times the expected rate of reuse (`reuse_model`). Only entries of
+one tier are compared, so memory may count prefill in tokens, and disk in seconds. The entry with the lowest rank is evicted
+first. An entry with children in the tier (entries that follow it) is never evicted: without it, they would be useless. Entries
+of owners above their quota (`quota`) are evicted before all others.
 
 Example: a tier holds the chain A ─▶ B ─▶ C and the chain A ─▶ D. Only C and D may be evicted. When C is gone, B may be evicted.
 """

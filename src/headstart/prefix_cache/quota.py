@@ -1,8 +1,8 @@
 """Quota: how much of a tier one owner may keep when others need room.
 
-An *owner* is the tenant of a chain; the first bytes of the chain's root name it (`blocks.root_id`). As long as a tier has room,
-nobody is limited. When it is full, entries of owners above the quota are evicted first. An owner that would exceed the quota
-with a new entry evicts its own entries, never those of others.
+An *owner* is a tenant, or one user of it; the first bytes of a chain's root name its owner (`blocks.root_id`). As long as a
+tier has room, nobody is limited. When it is full, entries of owners above the quota are evicted first. An owner that would
+exceed the quota with a new entry evicts its own entries, never those of others.
 
 Example: two owners share a tier of 4 GiB with a quota of half. One floods the tier. It can fill the tier while the other needs
 nothing, but the other can always get up to 2 GiB of it.

@@ -137,7 +137,7 @@ class ReuseHistory:
     """How an entry was used. An entry in memory has it in itself (`index.Entry`); elsewhere it is a `ReuseStats`.
 
     Attributes:
-        saved_per_byte: seconds of prefill that the entry saves, per byte that it occupies.
+        saved_per_byte: the prefill that the entry saves, per byte that it occupies: in tokens in memory, in seconds on disk.
         last: time of the last use, in seconds.
         uses: number of uses.
         request_traits: those of the latest request whose traits are known.

@@ -32,7 +32,7 @@ class Request:
         visible: control tokens whose text is part of the reply.
         id: the name under which it can be explained later; "" for none.
         alias: the id of its answer, as the caller sees it; "" for none.
-        tenant: the owner of the request; "" if unknown. Explanations never mention requests of other tenants.
+        tenant: who may see an explanation of the request: its owner; "" if unknown.
         session: a hint about the conversation of the request; "" for none.
     """
 

@@ -92,7 +92,7 @@ class Runtime:
     Args:
         engine: a function that loads the engine; it runs on the thread that later computes with the engine and closes it. Or
             an engine thread, which the runtime then owns and closes.
-        settings: the runtime uses `reuse`, `overflow`, `queue`, `stall`, `chat_template` and the settings of the tiers.
+        settings: the runtime uses those of prompts, reuse, sampling, the queue, stopping and the tiers.
         observe: called with every finished choice, on the engine thread.
         clock: a clock in seconds since 1970, for `expire`.
         listener: hears what the runtime holds and does, from its beginning.

@@ -1,6 +1,7 @@
 """Scheduler: runs the engine, on the engine thread.
 
-    loop:  take in → admit (plan, restore) → one token for each running reply → one prefill call for one prompt
+    loop:  take in → notices of tiers → cancel → fetch → expire → admit (plan, restore) → one token for each running reply
+           → one prefill call for one prompt → save
     idle:  save what is live → settle finished turns
 
 Prefill and decode never share a call, so neither changes the other's bits. Of the prompts in slots the one with the least left
@@ -76,7 +77,7 @@ class Outcome:
 
 
 class Scheduler:
-    """Serves tickets with one engine. `submit` and `cancel` are thread-safe; all else runs on the engine thread.
+    """Serves tickets with one engine. The methods below *any thread* are thread-safe; all others run on the engine thread.
 
     Args:
         thread: the engine thread. It runs the scheduler from now until `close`.
