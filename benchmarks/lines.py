@@ -139,7 +139,7 @@ class _Cache:
         branch = len(rows) * BLOCK_SIZE
         start = max((point for point in self._held(chain, line.text.length) if point <= branch), default=0)
         for entry in rows:
-            entry.pins += 1
+            entry.holds += 1
             self._retention.use(entry, now)
         if start:
             self._retention.use(self._states[chain.ids[start // BLOCK_SIZE - 1]], now)
@@ -149,7 +149,7 @@ class _Cache:
                 for refused in range(number, len(chain.ids)):
                     self._retention.refuse(_block(chain, refused), now)
                 break
-            entry.pins += 1
+            entry.holds += 1
             rows.append(entry)
         self._mark(line, start, branch, len(rows) * BLOCK_SIZE)
         request_traits = RequestTraits.of(
@@ -157,7 +157,7 @@ class _Cache:
         )
         self._retention.replied([*chain.ids, *map(checkpoint_id, chain.ids)], request_traits)
         for entry in rows:
-            entry.pins -= 1
+            entry.holds -= 1
         return start
 
     def _mark(self, line: Line, start: int, branch: int, limit: int) -> None:
@@ -223,7 +223,7 @@ class _Cache:
         """Evicts an entry. With a line's last checkpoint, the KV that only this checkpoint made useful goes too."""
         self._drop(entry)
         before = self._index.get(entry.parent) if entry.state else None
-        while before is not None and not before.pins and self._retention.is_leaf(before.id):
+        while before is not None and not before.holds and self._retention.is_leaf(before.id):
             after, before = before, self._index.get(before.parent)
             self._drop(after)
 

@@ -133,7 +133,7 @@ PLANTED = (
         '        self.counters["evicted"] += len(gone)\n        done',
         rare="the look at the catalogue that follows finds the ghosts of what was evicted, so it matters only if that look fails",
     ),
-    Planted("an entry that is written is not pinned", "serving/offload.py", "        entry.pins += 1\n", ""),
+    Planted("an entry that is written is not pinned", "serving/offload.py", "        entry.holds += 1\n", ""),
     Planted(
         "a cell is freed while a hung read may write into it",
         "serving/prefetch.py",
@@ -322,7 +322,7 @@ PLANTED = (
     Planted(
         "pinned entries leave memory",
         "serving/pins.py",
-        "            entry.kept = True\n            self._held",
+        "            entry.pinned = True\n            self._held",
         "            self._held",
     ),
     Planted(
@@ -477,13 +477,13 @@ PLANTED = (
     Planted(
         "what waits for the shared store is evicted",
         "serving/shared_offer.py",
-        "            entry.pins += 1\n",
+        "            entry.holds += 1\n",
         "            pass\n",
     ),
     Planted(
         "what has arrived from the shared store keeps its pin",
         "serving/shared_fetch.py",
-        "        entry.pins -= 1\n",
+        "        entry.holds -= 1\n",
         "        pass\n",
     ),
     Planted(

@@ -135,7 +135,7 @@ class Watched(simulator.SimulatedCache):
         assert len(self._index) <= self._capacity, "over budget"
         self._index.check()
         for entry in self._index:
-            assert not entry.pins
+            assert not entry.holds
             assert entry.start == 0 or self._index.get(entry.parent) is not None, "dropped before what hangs on it"
         return found
 

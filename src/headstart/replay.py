@@ -180,7 +180,7 @@ class SimulatedCache:
         request_traits = self._request_traits(request, *self.retention.seen(chain.ids))
         path = list(found)
         for entry in found:
-            entry.pins += 1
+            entry.holds += 1
             self.retention.use(entry, now)
         for block in range(len(found), len(chain)):
             entry = Entry(chain.ids[block], chain.parent_of(block), chain.block(block), block)
@@ -189,10 +189,10 @@ class SimulatedCache:
                 continue
             self._index.add(entry, _TIER, canonical=True)
             self.retention.use(entry, now)
-            entry.pins += 1
+            entry.holds += 1
             path.append(entry)
         for entry in path:
-            entry.pins -= 1
+            entry.holds -= 1
         self.retention.replied((entry.id for entry in path), request_traits)
         return len(found)
 

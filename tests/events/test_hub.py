@@ -137,7 +137,7 @@ def test_a_reader_knows_what_is_stored(source: Played) -> None:
     hub = hub_of(source)
     screen = Screen(hub, View(ALICE))
     assert len(screen.entries) == 2
-    source.add(3, parent=1).kept = True
+    source.add(3, parent=1).pinned = True
     source.remove(2)
     source.stored[(1).to_bytes(32, "big")].copies = {"memory": True, "disk": True}
     source.tell(source.stored[(1).to_bytes(32, "big")])

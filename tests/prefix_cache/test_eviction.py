@@ -186,10 +186,10 @@ def test_all_pinned_means_no_victim(policy: str) -> None:
     tier = Tier(policy)
     tier.serve(prompt(1, 3), now=0.0)
     for entry in tier.index:
-        entry.pins = 1
+        entry.holds = 1
     assert tier.retention.victim() is None
     for entry in tier.index:
-        entry.pins = 0
+        entry.holds = 0
     assert tier.retention.victim() is not None
 
 
@@ -293,17 +293,17 @@ def test_what_is_pinned_in_front_is_asked_about_once(monkeypatch: pytest.MonkeyP
     tier = full(1100)
     held = oldest_first(tier)
     for entry in held[:1000]:
-        entry.pins += 1
+        entry.holds += 1
     assert tier.evict() is held[1000]
     asked = []
     may_go = tier.retention._may_go
     monkeypatch.setattr(tier.retention, "_may_go", lambda entry: asked.append(entry) or may_go(entry))
     assert tier.evict() is held[1001]
     assert len(asked) <= HAND + ASIDE + 1
-    held[500].pins -= 1
+    held[500].holds -= 1
     gone = [tier.evict() for _ in range(1000 // ASIDE + 1)]
     assert held[500] in gone
-    held[300].pins -= 1
+    held[300].holds -= 1
     while len(tier.index) > 998:
         gone.append(tier.evict())
     assert held[300] in gone, "nothing else can go"
@@ -462,7 +462,7 @@ class RetentionMachine(RuleBasedStateMachine):
     def evictable(self) -> list[Entry]:
         held = [self.known(key) for key in self.uses]
         parents = {entry.parent for entry in held}
-        return [entry for entry in held if entry.id not in parents and not entry.pins]
+        return [entry for entry in held if entry.id not in parents and not entry.holds]
 
     @rule(tokens=TOKENS, wait=st.just(0.0) | st.floats(1, 300), shadow=st.booleans())
     def use_chain(self, tokens: list[int], wait: float, shadow: bool) -> None:
@@ -494,7 +494,7 @@ class RetentionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.uses)
     @rule(data=st.data(), pins=st.integers(0, 2))
     def pin(self, data: st.DataObject, pins: int) -> None:
-        self.known(data.draw(st.sampled_from(sorted(self.uses)))).pins = pins
+        self.known(data.draw(st.sampled_from(sorted(self.uses)))).holds = pins
 
     @rule(count=st.integers(1, 5))
     def evict(self, count: int) -> None:

@@ -131,8 +131,8 @@ def test_the_cells_of_entries_are_a_table(cells: list[tuple[int, int | None]], g
     entries = entries_of([1] * (6 * BLOCK_SIZE))
     for number, entry in enumerate(entries):
         index.add(entry, "memory", canonical=True)
-        entry.gap, entry.kept, entry.protected = gaps[number], bits[number], bits[6 + number]
-        entry.pins, entry.written = gaps[-number] % 1000, gaps[number] * 3.5
+        entry.gap, entry.pinned, entry.protected = gaps[number], bits[number], bits[6 + number]
+        entry.holds, entry.written = gaps[-number] % 1000, gaps[number] * 3.5
     places, model = EntryPlaces(index), dict[BlockId, int]()
     for number, cell in cells:
         key = entries[number].id
@@ -146,8 +146,8 @@ def test_the_cells_of_entries_are_a_table(cells: list[tuple[int, int | None]], g
         assert len(places) == len(model)
         assert [places.get(entry.id) for entry in entries] == [model.get(entry.id) for entry in entries]
     for number, entry in enumerate(entries):
-        assert (entry.gap, entry.kept, entry.protected) == (gaps[number], bits[number], bits[6 + number])
-        assert (entry.pins, entry.written) == (gaps[-number] % 1000, gaps[number] * 3.5)
+        assert (entry.gap, entry.pinned, entry.protected) == (gaps[number], bits[number], bits[6 + number])
+        assert (entry.holds, entry.written) == (gaps[-number] % 1000, gaps[number] * 3.5)
         assert not entry.state
 
 

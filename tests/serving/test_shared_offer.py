@@ -49,7 +49,7 @@ def test_a_store_that_fails_is_offered_a_few_at_a_time_and_what_waits_does_not_w
         offer.computed(entry)
     assert offer.later == COUNT
     first = next(iter(index))
-    first.pins += 1
+    first.holds += 1
     offer.reading[first.id] = first
     offer.take_answers()
     assert not asked, "nothing was answered, so there is no room"

@@ -245,7 +245,7 @@ class Tier:
         chain = Chain(root, BLOCK_SIZE, as_tokens([conversation] * (blocks * BLOCK_SIZE)))
         known = [entry for piece in chain.ids if (entry := self.index.get(piece)) is not None]
         for entry in known:
-            entry.pins += 1
+            entry.holds += 1
         wanted = [
             Entry(piece, chain.parent_of(number), chain.block(number), number * BLOCK_SIZE, owner=owner_of(root))
             for number, piece in enumerate(chain.ids)
@@ -261,7 +261,7 @@ class Tier:
             assert self.index.add(entry, "memory", canonical=True)
             self.retention.use(entry, now)
         for entry in known:
-            entry.pins -= 1
+            entry.holds -= 1
             self.retention.use(entry, now)
 
     def held(self, owner: int) -> int:

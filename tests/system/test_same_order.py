@@ -71,9 +71,9 @@ class SameOrderMachine(RuleBasedStateMachine):
     @rule(owner=OWNERS, path=PATHS, pinned=st.booleans())
     def pin(self, owner: str, path: str, pinned: bool) -> None:
         entry = self.index.get(label(owner, path).key)
-        if entry is None or (not pinned and any(child.pins for child in self.index.children(entry.id))):
+        if entry is None or (not pinned and any(child.holds for child in self.index.children(entry.id))):
             return  # what a pinned object needs stays pinned on disk
-        entry.pins = int(pinned)
+        entry.holds = int(pinned)
         (self.disk.pin if pinned else self.disk.unpin)([entry.id])
 
     @rule(count=st.integers(1, 8), most=st.none() | st.integers(0, 6))

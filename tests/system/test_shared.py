@@ -267,13 +267,13 @@ def test_the_beginning_of_a_prompt_stays_while_the_rest_is_fetched(key_file: Pat
         stored(other)
         valkey.hang()
         waits = submit(other, chat("Hello, who are you?"), max_tokens=4)
-        wait_until(lambda: any(entry.pins for entry in other.cache.index), 20)
+        wait_until(lambda: any(entry.holds for entry in other.cache.index), 20)
         valkey.go_on()
         report = waits.answer().report
         assert report.tiers["memory"] > 0
         assert report.computed <= BLOCK_SIZE
         stored(other)
-        assert not any(entry.pins for entry in other.cache.index)
+        assert not any(entry.holds for entry in other.cache.index)
         check(other)
 
 

@@ -228,7 +228,7 @@ def test_a_store_that_hangs_at_any_step_holds_nobody_up(
         for number in range(3):
             assert ask(other, chat(f"And then {number}?"), max_tokens=4).report.prompt
         stored(other)
-        assert not [entry for entry in other.cache.index if entry.pins]
+        assert not [entry for entry in other.cache.index if entry.holds]
         check(other)
     assert not other.cache.memory.used, "it has ended, so its memory was given back"
 
@@ -583,7 +583,7 @@ def test_a_pause_of_the_store_does_not_cost_the_whole_prompt(
         assert second.logits.tobytes() == first.logits.tobytes()
         assert set(second.texts.values()) == {first.text}
         stored(other)
-        assert not [entry for entry in other.cache.index if entry.pins]
+        assert not [entry for entry in other.cache.index if entry.holds]
         check(other)
 
 

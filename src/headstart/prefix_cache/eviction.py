@@ -319,7 +319,7 @@ class Retention:
 
     def _push(self, entry: Entry) -> None:
         """Puts an entry into the order, if it is a leaf that may be evicted."""
-        if not (entry.followers or entry.kept):
+        if not (entry.followers or entry.pinned):
             self._order.push(entry, self._rank(entry))
 
     def _follow(self, parent: BlockId, count: int) -> Entry | None:

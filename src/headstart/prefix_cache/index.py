@@ -59,8 +59,8 @@ class Entry(Siblings["Entry"], ReuseHistory):
         packed: its tokens as bytes, as a block's id hashes them.
         start: position of its first token.
         copies: in which tiers it is. Other threads may read it: a change replaces it as a whole.
-        pins: number of requests and writers that need the entry now. It is not evicted meanwhile.
-        kept: whether its owner has pinned it (`serving/pins`), so that it is not evicted from memory.
+        holds: number of requests and writers that need the entry now. It is not evicted meanwhile.
+        pinned: whether its owner has pinned it (`serving/pins`), so that it is not evicted from memory.
         state: whether it is a checkpoint, at position `stop`. Otherwise it is KV.
         cell: number of its cell in memory (`tiers/memory.CellPlaces`); None if it has none. `EntryPlaces` writes it.
         gap: prefill tokens that a checkpoint saves, counted from the checkpoint before it on its chain; 0 if unknown.
@@ -135,12 +135,12 @@ class Entry(Siblings["Entry"], ReuseHistory):
         return self.start + len(self.packed) // WIDTH
 
     @property
-    def kept(self) -> bool:
-        return bool(self._marks & _KEPT)
+    def pinned(self) -> bool:
+        return bool(self._marks & _PINNED)
 
-    @kept.setter
-    def kept(self, value: bool) -> None:
-        self._marks = self._marks & ~_KEPT | (_KEPT if value else 0)
+    @pinned.setter
+    def pinned(self, value: bool) -> None:
+        self._marks = self._marks & ~_PINNED | (_PINNED if value else 0)
 
     @property
     def protected(self) -> bool:
@@ -181,17 +181,17 @@ class Entry(Siblings["Entry"], ReuseHistory):
         self._marks = self._marks & ~(_GAPS << _GAP) | value << _GAP
 
     @property
-    def pins(self) -> int:
-        return self._marks >> _PINS
+    def holds(self) -> int:
+        return self._marks >> _HOLDS
 
-    @pins.setter
-    def pins(self, value: int) -> None:
-        self._marks = value << _PINS | self._marks & ((1 << _PINS) - 1)
+    @holds.setter
+    def holds(self, value: int) -> None:
+        self._marks = value << _HOLDS | self._marks & ((1 << _HOLDS) - 1)
 
     @property
     def needed(self) -> bool:
-        """Whether it is pinned, by a request or its owner."""
-        return bool(self._marks >> _PINS or self._marks & _KEPT)
+        """Whether it is held, or its owner has pinned it."""
+        return bool(self._marks >> _HOLDS or self._marks & _PINNED)
 
     def usable(self, *, canonical_only: bool) -> bool:
         """Whether some copy may be used."""
@@ -207,11 +207,11 @@ class Entry(Siblings["Entry"], ReuseHistory):
         return f"Entry({self.id.hex()[:8]}, {kind} {self.start}–{self.stop}, {dict(self.copies)})"
 
 
-_KEPT, _PROTECTED, _STATE = 1, 2, 4
-_CELL, _WRITTEN, _GAP, _PINS = 3, 33, 75, 107
-"""The first bits of these numbers in an entry's marks. A block has no gap, and no pins unless it is in use: its marks are an
+_PINNED, _PROTECTED, _STATE = 1, 2, 4
+_CELL, _WRITTEN, _GAP, _HOLDS = 3, 33, 75, 107
+"""The first bits of these numbers in an entry's marks. A block has no gap, and no holds unless it is in use: its marks are an
 object of 36 bytes."""
-_CELLS, _TIMES, _GAPS = (1 << _WRITTEN - _CELL) - 1, (1 << _GAP - _WRITTEN) - 1, (1 << _PINS - _GAP) - 1
+_CELLS, _TIMES, _GAPS = (1 << _WRITTEN - _CELL) - 1, (1 << _GAP - _WRITTEN) - 1, (1 << _HOLDS - _GAP) - 1
 _A_SECOND = 1000
 """Times are kept in milliseconds, rounded down."""
 _INT32 = np.dtype("<i4")

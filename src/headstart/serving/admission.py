@@ -181,7 +181,7 @@ class Admission:
 
         Unless it was evicted to the disk since, and has come from there.
         """
-        came = (job.fetched | job.pinned.brought.keys()) - self._cache.prefetch.fetched
+        came = (job.fetched | job.held.brought.keys()) - self._cache.prefetch.fetched
         if not came:
             return restored.tiers
         start, memory = restored.plan.start, self._cache.memory.name

@@ -259,7 +259,7 @@ class Expiry:
         """Drops soon what no tier reads any more."""
         for key in self._read:
             self._unpin(key)
-        for key in [key for key, entry in self._read.items() if not entry.pins]:
+        for key in [key for key, entry in self._read.items() if not entry.holds]:
             del self._read[key]
             self._to_drop.append(key)
 
@@ -338,9 +338,9 @@ class Expiry:
             return
         spent = self._store.spent(entry)
         if self._cache.memory.name in entry.copies:
-            if entry.pins:
+            if entry.holds:
                 self._unpin(key)
-            if not entry.pins:
+            if not entry.holds:
                 self._store.erase(entry)
             elif key not in self._read:
                 self._store.barred.add([key])

@@ -15,7 +15,7 @@ from headstart.prefix_cache.blocks import Chain, block_id, root_id
 from headstart.prefix_cache.planner import Plan
 from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.serving.detokenizer import Detokenizer
-from headstart.serving.pinned_prefix import PinnedPrefix
+from headstart.serving.held_prefix import HeldPrefix
 from headstart.serving.request import (
     Delta,
     Event,
@@ -91,7 +91,7 @@ class Job:
         last_common: the last block that both prompts share.
         fetched: entries that the shared tier has brought for it, before it began to compute.
         not_fetched: why it did not wait for the shared tier any longer.
-        pinned: its entries in memory, while it waits for the shared tier and until it has loaded them.
+        held: its entries in memory, while it waits for the shared tier and until it has loaded them.
         token: the last sampled token, which the engine has not computed yet.
     """
 
@@ -127,7 +127,7 @@ class Job:
     last_common: BlockId = b""
     fetched: set[BlockId] = field(default_factory=set)
     not_fetched: NotFetched | None = None
-    pinned: PinnedPrefix = field(default_factory=PinnedPrefix)
+    held: HeldPrefix = field(default_factory=HeldPrefix)
 
     def request_traits(self) -> RequestTraits:
         """The traits of the request while its reply is not complete."""

@@ -14,7 +14,7 @@ from headstart.interfaces.engine import Engine, KVSegment
 from headstart.prefix_cache.blocks import Chain
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Mode, Plan
-from headstart.serving.memory_budget import MemoryBudget, pinned
+from headstart.serving.memory_budget import MemoryBudget, holding
 from headstart.serving.prefetch import Prefetch
 from headstart.serving.slots import Slot
 
@@ -60,7 +60,7 @@ class KvRestore:
     def restore(self, slot: Slot, chain: Chain, plan: Plan) -> Restored | None:
         """Loads `plan` into `slot`, as far as memory allows. None if an entry is bad; the slot is then empty."""
         plan = self._movable(plan)
-        with pinned(plan.entries):
+        with holding(plan.entries):
             if plan.entries and not self._memory_budget.claim(
                 0 if plan.keep else plan.start, self._memory_budget.size(plan.entries)
             ):
@@ -112,7 +112,7 @@ class KvRestore:
         segments: list[KVSegment] = []
         for entry in plan.restore:
             data = self._memory.read(entry.id)
-            assert data is not None  # it is in memory, and pinned
+            assert data is not None  # it is in memory, and held
             segments.append(KVSegment(data, entry.length, entry.length))
         if segments:
             segments[-1] = replace(segments[-1], take=plan.take)

@@ -13,7 +13,7 @@ from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import owner_of
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
 from headstart.serving.kv_store import KvStore
-from headstart.serving.memory_budget import pinned
+from headstart.serving.memory_budget import holding
 from headstart.serving.slots import Slot
 from headstart.serving.state_checkpoints import StateCheckpoints
 from headstart.tiers.memory import Cell
@@ -61,14 +61,14 @@ class KvSave:
         slot.dirty = waits
 
     def _evict_and_copy(self, slot: Slot, spare: Sequence[Entry], *, needed: bool, again: bool) -> None:
-        with pinned(spare):
+        with holding(spare):
             if not self._store.memory_budget.claim(len(slot)):
                 slot.kept = False
                 return
             writing = self._store.offload.writing
             wanted = [(entry, _) for entry, _ in self._wanted(slot) if entry.id not in writing]  # `claim` may have evicted some
             held = [known for key in slot.ids if (known := self._store.index.get(key)) is not None]
-            with pinned(held):
+            with holding(held):
                 self._copy_out(slot, wanted, needed=needed, again=again)
 
     def _copy_out(self, slot: Slot, wanted: Sequence[tuple[Entry, bool]], *, needed: bool, again: bool) -> None:

@@ -20,10 +20,10 @@ from headstart.prefix_cache.quota import PinLimits
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
 from headstart.prompt.reply_tokens import ReplyTokensMemo
 from headstart.serving.barred import Barred
+from headstart.serving.held_prefix import HeldPrefix
 from headstart.serving.listener import Listener, NoListener
 from headstart.serving.memory_budget import MemoryBudget
 from headstart.serving.offload import Offload
-from headstart.serving.pinned_prefix import PinnedPrefix
 from headstart.serving.pins import Pins
 from headstart.serving.shared_offer import SharedOffer
 from headstart.tiers.disk import Label
@@ -146,7 +146,7 @@ class KvStore:
             computed: whether this server computed it.
         """
         for shorter in () if entry.state else self.index.covered(entry.parent, entry.tokens):
-            if not (shorter.pins or shorter.kept or self.marked(shorter.id)):  # `thin` decides about tails with a checkpoint
+            if not (shorter.holds or shorter.pinned or self.marked(shorter.id)):  # `thin` decides about tails with a checkpoint
                 self.memory_budget.drop(shorter)
         if not self.index.add(entry, self.memory.name, canonical=canonical):
             self.memory.release(cell)
@@ -224,11 +224,11 @@ class KvStore:
         if (request_traits := self.retention.request_traits(key)) != UNKNOWN_REQUEST:
             self.disk.replied([key], request_traits)
 
-    def check(self, prefixes: Iterable[PinnedPrefix] = ()) -> None:
+    def check(self, prefixes: Iterable[HeldPrefix] = ()) -> None:
         """Raises AssertionError if index, retention and memory disagree.
 
         Args:
-            prefixes: all that jobs have pinned.
+            prefixes: all that jobs hold.
         """
         self.index.check()
         self.memory.check()
@@ -239,4 +239,4 @@ class KvStore:
         self.pins.check()
         needed = Counter(id(entry) for one in prefixes for entries in (one.here, one.brought) for entry in entries.values())
         for entry in self.index:
-            assert entry.pins == (entry.id in writing) + (entry.id in reading) + needed[id(entry)]
+            assert entry.holds == (entry.id in writing) + (entry.id in reading) + needed[id(entry)]

@@ -29,15 +29,15 @@ MIN_CELLS = 8
 
 
 @contextmanager
-def pinned(entries: Sequence[Entry]) -> Iterator[None]:
+def holding(entries: Sequence[Entry]) -> Iterator[None]:
     """Keeps entries from being evicted."""
     for entry in entries:
-        entry.pins += 1
+        entry.holds += 1
     try:
         yield
     finally:
         for entry in entries:
-            entry.pins -= 1
+            entry.holds -= 1
 
 
 class MemoryBudget:
@@ -168,14 +168,14 @@ class MemoryBudget:
                 self.evict(after)
 
     def _idle(self, entry: Entry) -> bool:
-        free = self.memory.name in entry.copies and not (entry.pins or entry.kept)
+        free = self.memory.name in entry.copies and not (entry.holds or entry.pinned)
         return free and self.retention.is_leaf(entry.id)
 
     def drop(self, entry: Entry) -> None:
         """Removes an entry from memory, and the checkpoint at its end."""
         name = self.memory.name
         state = None if entry.state else self.index.get(checkpoint_id(entry.id))
-        if state is not None and name in state.copies and not state.pins:
+        if state is not None and name in state.copies and not state.holds:
             self.drop(state)
         self.memory.delete(entry.id)
         self.pins.left(entry)
@@ -191,7 +191,7 @@ class MemoryBudget:
     def discard(self, key: BlockId) -> None:
         """Removes an entry from all tiers, unless it is in use or pinned."""
         entry = self.index.get(key)
-        if entry is not None and not (entry.pins or entry.kept):
+        if entry is not None and not (entry.holds or entry.pinned):
             if self.memory.name in entry.copies:
                 self.drop(entry)
             if entry.length == self.index.block_size:

@@ -1,6 +1,6 @@
 """Offload: offers entries of memory to the disk, and handles the notices that the disk returns.
 
-Used from the engine thread only. An offered entry is pinned until the disk has answered, because the writer reads its cell.
+Used from the engine thread only. An offered entry is held until the disk has answered, because the writer reads its cell.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Offload:
         assert data is not None
         if not self._disk.offer(self._label(entry, entry.copies[self._memory.name]), data, last=last):
             return False
-        entry.pins += 1
+        entry.holds += 1
         self.writing[entry.id] = entry
         return True
 
@@ -278,7 +278,7 @@ class Offload:
     def _answered(self, key: BlockId) -> Entry | None:
         entry = self.writing.pop(key, None)
         if entry is not None:
-            entry.pins -= 1
+            entry.holds -= 1
         return entry
 
     def _appeared(self, label: Label) -> None:

@@ -65,7 +65,7 @@ class Pins:
 
         None if those that only memory has do not fit; then nothing is pinned.
         """
-        only = [entry for entry in entries if self._disk.name not in entry.copies and not entry.kept]
+        only = [entry for entry in entries if self._disk.name not in entry.copies and not entry.pinned]
         need: Counter[bytes] = Counter()
         for entry in only:
             need[entry.owner] += self._size(entry)
@@ -120,11 +120,11 @@ class Pins:
 
     def came(self, entry: Entry) -> None:
         """An entry may have come into memory."""
-        if entry.kept or entry.id not in self or self._memory.name not in entry.copies:
+        if entry.pinned or entry.id not in self or self._memory.name not in entry.copies:
             return
         size = self._size(entry)
         if self._fits(entry.owner, size, size):
-            entry.kept = True
+            entry.pinned = True
             self._held[entry.owner] += size
             self._retention.keep(entry)
 
@@ -135,20 +135,20 @@ class Pins:
 
     def check(self) -> None:
         """Raises AssertionError if pins, index and memory disagree."""
-        kept = [entry for entry in self._index if entry.kept]
+        kept = [entry for entry in self._index if entry.pinned]
         assert all(entry.id in self and self._memory.name in entry.copies for entry in kept)
         assert self.held == sum(map(self._size, kept))
         assert all(self._index.get(key) is not None for key in self._here)
 
     def _release(self, keys: Iterable[BlockId]) -> None:
         for key in keys:
-            if (entry := self._index.get(key)) is not None and entry.kept:
+            if (entry := self._index.get(key)) is not None and entry.pinned:
                 self._free(entry)
                 self._retention.release(entry)
 
     def _free(self, entry: Entry) -> None:
-        if entry.kept:
-            entry.kept = False
+        if entry.pinned:
+            entry.pinned = False
             self._held[entry.owner] -= self._size(entry)
             if not self._held[entry.owner]:
                 del self._held[entry.owner]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from headstart.interfaces.tokens import BlockId, Bytes
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Plan
-from headstart.serving.memory_budget import MemoryBudget, pinned
+from headstart.serving.memory_budget import MemoryBudget, holding
 from headstart.tiers.disk import Label
 from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Cell
@@ -56,7 +56,7 @@ class Prefetch:
         missing = [entry for entry in plan.entries if not self.at_hand(entry)]
         self._disk.keep([entry.id for entry in plan.entries])
         some = missing[: max(1, int(seconds / self._cost))]
-        with pinned(plan.entries):
+        with holding(plan.entries):
             before = len(self.fetched)
             return self.bring(some) and (len(some) == len(missing) or len(self.fetched) == before)
 

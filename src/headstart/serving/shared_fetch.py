@@ -1,7 +1,7 @@
 """Shared fetch: a request waits, without a slot, while the rest of its prompt arrives from the shared tier. Others run.
 
 It stops waiting when everything has arrived, after a short time without progress (`STALL`), or when memory is full. Then it
-computes from what has arrived (and `late_fetch` goes on asking). While it waits, what it has in memory is pinned. Used from the
+computes from what has arrived (and `late_fetch` goes on asking). While it waits, what it has in memory is held. Used from the
 engine thread only.
 """
 
@@ -19,17 +19,17 @@ from headstart.prefix_cache.blocks import Chain, checkpoint_id, last_block_bound
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.admission import Admission
+from headstart.serving.held_prefix import HeldPrefix
 from headstart.serving.job import Job
 from headstart.serving.kv_store import KvStore
 from headstart.serving.landing import Copier, Landing
-from headstart.serving.pinned_prefix import PinnedPrefix
 from headstart.serving.shared_audit import SharedAudit
 from headstart.tiers.shared_tier import Arrival, Fetch, FetchRequest, Unfetched
 
 STALL = 0.25
 """Seconds without progress after which a request no longer waits."""
 SHARE = 0.5
-"""Share of the memory budget up to which several requests may have pinned entries. Beyond it they take turns: each needs its
+"""Share of the memory budget up to which several requests may hold entries. Beyond it they take turns: each needs its
 whole prompt in memory, and soon frees it again."""
 CAUSES: Final[dict[Unfetched, Cause]] = {"failed": Cause.STORE, "slow": Cause.SLOWER}
 
@@ -67,8 +67,8 @@ class SharedFetch:
         self._state_bytes = engine.shape.state_bytes
         self._movable = engine.traits.movable
         self._waiting: list[Job] = []
-        self._pinning: set[PinnedPrefix] = set()  # those that have pinned something
-        self._held = self._held_entries = 0  # pinned: bytes, and their number
+        self._holding: set[HeldPrefix] = set()  # those that hold something
+        self._held = self._held_entries = 0  # bytes, and their number
         self._aloft = 0  # bytes of cells into which something is being copied
         self._copier = Copier(wake)
 
@@ -104,7 +104,7 @@ class SharedFetch:
         self._pin_here(job)
 
     def follow(self, job: Job, other: Job) -> None:
-        """Parks a job that lacks what another one fetches. That one has pinned what they share, and might wait for this one."""
+        """Parks a job that lacks what another one fetches. That one holds what they share, and might wait for this one."""
         self._let_go(job)
         shared = common_prefix(job.chain.tokens, other.chain.tokens) // job.chain.block_size
         job.follows, job.last_common = other, job.chain.ids[shared - 1] if shared else b""
@@ -135,21 +135,21 @@ class SharedFetch:
             return
         if self.crowded and not self._has_turn(job) and not job.fetch.over:
             return
-        self.land(job.chain, job.pinned)
-        full, arrivals = False, [] if job.pinned.landings.crowded else job.fetch.take()
-        if arrivals and not (job.pinned.brought or job.pinned.landings):
+        self.land(job.chain, job.held)
+        full, arrivals = False, [] if job.held.landings.crowded else job.fetch.take()
+        if arrivals and not (job.held.brought or job.held.landings):
             self._admission.save_live(job.chain)
             self._pin_here(job)
         for arrival in arrivals:
-            full = full or not self.keep(job.chain, job.pinned, arrival)
-        self.land(job.chain, job.pinned)
-        stalled = not (arrivals or job.pinned.landings) and self._clock() > job.fetch.progress + STALL
+            full = full or not self.keep(job.chain, job.held, arrival)
+        self.land(job.chain, job.held)
+        stalled = not (arrivals or job.held.landings) and self._clock() > job.fetch.progress + STALL
         if full or stalled:
             job.fetch.stop(stalled=stalled)
         if stalled:  # the others would only wait as long again
             for other in [other for other in self._waiting if other.follows is job]:
                 self._go_on(other)
-        if full or stalled or (job.fetch.over and not job.pinned.landings):
+        if full or stalled or (job.fetch.over and not job.held.landings):
             self._go_on(job)
 
     def _give_up(self, job: Job, fetch: Fetch) -> None:
@@ -157,25 +157,25 @@ class SharedFetch:
         fetch.stop()
         for arrival in fetch.take():
             arrival.free()
-        self._drop(job.pinned)
+        self._drop(job.held)
         self._go_on(job)
 
-    def _drop(self, pinned: PinnedPrefix) -> None:
+    def _drop(self, held: HeldPrefix) -> None:
         """Throws away what is being copied."""
-        for landing in pinned.landings.landed(wait=True):
+        for landing in held.landings.landed(wait=True):
             self._aloft -= self._size(landing.entry)
             self._store.memory.release(landing.cell)
             landing.arrival.free()
 
     @property
     def crowded(self) -> bool:
-        """Whether those that wait have pinned so much that they take turns."""
+        """Whether those that wait hold so much that they take turns."""
         return self._held + self._aloft > SHARE * self._store.memory.budget
 
     def _has_turn(self, job: Job) -> bool:
         """Whether it is the first of those that still fetch, and all other prompts are loaded."""
         fetching = [one for one in self._waiting if one.fetch is not None]
-        return job is fetching[0] and self._held_entries == sum(len(one.pinned) for one in fetching)
+        return job is fetching[0] and self._held_entries == sum(len(one.held) for one in fetching)
 
     def _pin_here(self, job: Job) -> None:
         """What a job fetches is of use only behind what is here."""
@@ -183,25 +183,25 @@ class SharedFetch:
         for entry in self._admission.restorable(job.chain):
             if not self._store.usable(entry):
                 break
-            if memory.name in entry.copies and entry.id not in job.pinned.here:
-                self._pin(entry, job.pinned, job.pinned.here)
+            if memory.name in entry.copies and entry.id not in job.held.here:
+                self._hold(entry, job.held, job.held.here)
 
-    def _pin(self, entry: Entry, pinned: PinnedPrefix, among: dict[BlockId, Entry]) -> None:
-        entry.pins += 1
+    def _hold(self, entry: Entry, held: HeldPrefix, among: dict[BlockId, Entry]) -> None:
+        entry.holds += 1
         self._held_entries += 1
         self._held += self._size(entry)
         among[entry.id] = entry
-        self._pinning.add(pinned)
+        self._holding.add(held)
 
     def _unpin(self, entry: Entry) -> None:
-        entry.pins -= 1
+        entry.holds -= 1
         self._held_entries -= 1
         self._held -= self._size(entry)
 
     def unpin(self, key: BlockId) -> None:
-        """Takes the pins of all prefixes from an entry that must be deleted. Who waits for it computes it."""
-        for pinned in self._pinning:
-            for among in (pinned.here, pinned.brought):
+        """Takes the holds of all prefixes from an entry that must be deleted. Who waits for it computes it."""
+        for held in self._holding:
+            for among in (held.here, held.brought):
                 if (entry := among.pop(key, None)) is not None:
                     self._unpin(entry)
 
@@ -209,7 +209,7 @@ class SharedFetch:
         return self._store.memory.size(STATE) if entry.state else self._store.memory.cell_bytes
 
     def _go_on(self, job: Job) -> None:
-        self.land(job.chain, job.pinned, wait=True)
+        self.land(job.chain, job.held, wait=True)
         fetch = job.fetch if job.follows is None else job.follows.fetch
         if fetch is not None and fetch.unfetched is not None:
             job.not_fetched = NotFetched(CAUSES[fetch.unfetched], fetch.there)
@@ -226,9 +226,9 @@ class SharedFetch:
             self._let_go(job)
 
     def _let_go(self, job: Job) -> None:
-        """Frees what a job has pinned. What was brought for it counts as that."""
-        job.fetched.update(job.pinned.brought)
-        self.free(job.pinned)
+        """Frees what a job holds. What was brought for it counts as that."""
+        job.fetched.update(job.held.brought)
+        self.free(job.held)
 
     # ── for prefixes that no job waits for too (`shared_preload`) ────────────────────────────────────────────────────
 
@@ -236,14 +236,14 @@ class SharedFetch:
         """Begins to fetch. None if that is of no use now."""
         return self._tier.fetch(wanted, self._wake)
 
-    def free(self, pinned: PinnedPrefix) -> None:
-        """Frees what is pinned. What is still being copied has no use any more."""
-        self._drop(pinned)
-        for among in (pinned.here, pinned.brought):
+    def free(self, held: HeldPrefix) -> None:
+        """Frees what is held. What is still being copied has no use any more."""
+        self._drop(held)
+        for among in (held.here, held.brought):
             for entry in among.values():
                 self._unpin(entry)
             among.clear()
-        self._pinning.discard(pinned)
+        self._holding.discard(held)
 
     def _first_lacking(self, job: Job) -> BlockId | None:
         number = self._admission.available(job.chain) // job.chain.block_size
@@ -274,15 +274,15 @@ class SharedFetch:
             pace.restore,
         )
 
-    def keep(self, chain: Chain, pinned: PinnedPrefix, arrival: Arrival) -> bool:
+    def keep(self, chain: Chain, held: HeldPrefix, arrival: Arrival) -> bool:
         """Begins to store an object of a chain in memory. False if there is no room."""
-        before = len(pinned.landings)
-        fits = self._keep(pinned, arrival)
-        if len(pinned.landings) == before:
+        before = len(held.landings)
+        fits = self._keep(held, arrival)
+        if len(held.landings) == before:
             arrival.free()
         return fits
 
-    def _keep(self, pinned: PinnedPrefix, arrival: Arrival) -> bool:
+    def _keep(self, held: HeldPrefix, arrival: Arrival) -> bool:
         label, store = arrival.label, self._store
         state = label.kind == STATE
         entry = Entry(
@@ -293,21 +293,21 @@ class SharedFetch:
         if not store.usable(entry) or not store.index.wants(entry.id, store.memory.name, canonical=True):
             return True
         budget, now = store.memory_budget, self._clock()
-        written = len(store.shared_offer.reading) * store.memory.cell_bytes  # pinned until the tier has written it
+        written = len(store.shared_offer.reading) * store.memory.cell_bytes  # held until the tier has written it
         if self._held + self._aloft + written + self._size(entry) + budget.transfer(entry.stop) > store.memory.budget:
-            return False  # what is pinned must leave room for the buffer by which it is loaded
+            return False  # what is held must leave room for the buffer by which it is loaded
         if (cell := budget.take(entry, now, needed=True)) is None:
             budget.skip("restore", 1)
             return False
         copied = self._copier.copy(arrival.payload, store.memory.cell(cell))
-        pinned.landings.add(Landing(entry, cell, arrival, copied))
+        held.landings.add(Landing(entry, cell, arrival, copied))
         self._aloft += self._size(entry)
         return True
 
-    def land(self, chain: Chain, pinned: PinnedPrefix, *, wait: bool = False) -> None:
-        """Publishes what has been copied, and pins it."""
+    def land(self, chain: Chain, held: HeldPrefix, *, wait: bool = False) -> None:
+        """Publishes what has been copied, and holds it."""
         store, now = self._store, self._clock()
-        for landing in pinned.landings.landed(wait=wait):
+        for landing in held.landings.landed(wait=wait):
             entry, arrival = landing.entry, landing.arrival
             self._aloft -= self._size(entry)
             wanted = store.index.wants(entry.id, store.memory.name, canonical=True)
@@ -319,7 +319,7 @@ class SharedFetch:
             store.publish(entry, landing.cell, now, canonical=True, size=size, computed=False)
             known = store.index.get(entry.id)
             assert known is not None
-            self._pin(known, pinned, pinned.brought)
+            self._hold(known, held, held.brought)
             self._audit.fetched(chain, arrival)
             arrival.free()
 

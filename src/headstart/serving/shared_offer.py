@@ -1,8 +1,8 @@
 """Shared offer: offers canonical entries of memory to the shared tier, when its kind of store wants them.
 
-Used from the engine thread only. An offered entry is pinned until the tier has answered, because the tier reads its cell. The
+Used from the engine thread only. An offered entry is held until the tier has answered, because the tier reads its cell. The
 tier's queue is short, and a long prompt is saved at once. So entries for which there is no room wait for it, in their order,
-and are not pinned meanwhile.
+and are not held meanwhile.
 """
 
 from __future__ import annotations
@@ -100,14 +100,14 @@ class SharedOffer:
 
     def _hand_over(self, entry: Entry, data: Bytes, *, last: bool = False) -> None:
         if self._tier.offer(self._label(entry, True), data, last=last):
-            entry.pins += 1
+            entry.holds += 1
             self.reading[entry.id] = entry
 
     def take_answers(self) -> bool:
         """Frees the entries that the tier has answered, and offers what waited for room. Returns whether there were answers."""
         keys = self._tier.answered()
         for key in keys:
-            self.reading.pop(key).pins -= 1
+            self.reading.pop(key).holds -= 1
         for key in list(islice(self._later, STEP)) if keys or not self.reading else ():
             entry = self._index.get(key)
             data = self._payload(entry)

@@ -2,7 +2,7 @@
 
 One prefix after the other, in the order in which they are given: so what matters most comes first, and what several of them
 begin with is fetched once. Nobody waits for a single prefix, so the store may be slower than computing would be. What has
-arrived is pinned until all is over: the last prefixes do not evict the first ones. Used from the engine thread only.
+arrived is held until all is over: the last prefixes do not evict the first ones. Used from the engine thread only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from headstart.interfaces.tier import KV
 from headstart.prefix_cache.blocks import Chain
-from headstart.serving.pinned_prefix import PinnedPrefix
+from headstart.serving.held_prefix import HeldPrefix
 from headstart.serving.shared_fetch import SharedFetch
 from headstart.tiers.shared_tier import Fetch
 
@@ -56,7 +56,7 @@ class SharedPreload:
         self._chain: Chain | None = None
         self._fetch: Fetch | None = None
         self._new = True  # nothing of the present prefix has arrived
-        self._pinned = PinnedPrefix()
+        self._held = HeldPrefix()
 
     def step(self) -> bool:
         """Takes in what has arrived. False if the preload is over. It never raises."""
@@ -81,17 +81,17 @@ class SharedPreload:
         """Nothing more is brought."""
         if self._fetch is not None:
             self._fetch.stop()
-        self._shared_fetch.free(self._pinned)
+        self._shared_fetch.free(self._held)
         self._preload.over.set()
 
     def _take(self, chain: Chain, fetch: Fetch) -> bool:
         """False if memory is full."""
         for arrival in fetch.take():
-            before = len(self._pinned)
-            if self._shared_fetch.crowded or not self._shared_fetch.keep(chain, self._pinned, arrival):
+            before = len(self._held)
+            if self._shared_fetch.crowded or not self._shared_fetch.keep(chain, self._held, arrival):
                 return False
-            self._shared_fetch.land(chain, self._pinned, wait=True)
-            if len(self._pinned) > before:
+            self._shared_fetch.land(chain, self._held, wait=True)
+            if len(self._held) > before:
                 self._preload.prefixes += self._new
                 self._preload.tokens += len(arrival.label.tokens) * (arrival.label.kind == KV)
                 self._new = False

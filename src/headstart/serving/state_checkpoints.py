@@ -17,7 +17,7 @@ from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.kv_store import KvStore
-from headstart.serving.memory_budget import pinned
+from headstart.serving.memory_budget import holding
 from headstart.serving.slots import Slot
 
 NOWHERE = Landmarks()
@@ -81,7 +81,7 @@ class StateCheckpoints:
             return None
         canonical = slot.canonical == len(slot)
         known = [self._store.index.get(key) for key in slot.ids]
-        with pinned([*spare, *(block for block in known if block is not None)]):
+        with holding([*spare, *(block for block in known if block is not None)]):
             if not self._store.memory_budget.claim(len(slot)):
                 return None
             now = self._store.clock()
@@ -111,7 +111,7 @@ class StateCheckpoints:
         held = {entry.stop: entry for key in slot.ids if (entry := self._store.index.get(checkpoint_id(key))) is not None}
         stay = {length // self._block_size * self._block_size for length in kept}
         branch = self._store.index.is_branch_point
-        stay |= {length for length, entry in held.items() if entry.pins or entry.kept or branch(entry.parent)}
+        stay |= {length for length, entry in held.items() if entry.holds or entry.pinned or branch(entry.parent)}
         for length in LATTICE.surplus(sorted(held), max(held, default=0), stay):
             self._store.memory_budget.discard(held[length].id)
         # Of the earlier ends of the chain, only the last one stays, because the client may continue from there.

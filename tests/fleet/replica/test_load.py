@@ -24,7 +24,7 @@ class Waiting:
     reuse: bool = True
     fetch: object = None
     follows: object = None
-    pinned: Any = field(default_factory=lambda: SimpleNamespace(brought={}))
+    held: Any = field(default_factory=lambda: SimpleNamespace(brought={}))
     slot: Any = None
     token: int | None = None
 
@@ -90,7 +90,7 @@ def test_what_a_fetch_brings_shortens_the_queue() -> None:
         watch.arrived(one, lambda _: there)
     watch.stepped([], jobs)
     assert watch.state == QueueState(queued=((16, 100), (16, 100)), fetching=80)
-    job.pinned.brought = {b"block": SimpleNamespace(state=False), b"state": SimpleNamespace(state=True)}
+    job.held.brought = {b"block": SimpleNamespace(state=False), b"state": SimpleNamespace(state=True)}
     watch.stepped([], jobs)
     assert watch.state.fetching == 72
     job.fetch, there = None, 88

@@ -99,7 +99,6 @@ def test_each_branch_is_reached_or_listed_with_a_reason() -> None:
     assert re.search(r"^reached, though listed: 0$", printed, re.MULTILINE), printed
 
 
-@pytest.mark.slow  # lines change often: a reason that is out of date does no harm until a release
 def test_reasons_name_lines_that_exist() -> None:
     for (module, line), reason in reasons().items():
         assert reason

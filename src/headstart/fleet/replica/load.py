@@ -88,7 +88,7 @@ class QueueWatch:
         if job.fetch is None:  # another job fetches for it
             return 0
         block_size = job.chain.block_size
-        brought = sum(not entry.state for entry in job.pinned.brought.values()) * block_size
+        brought = sum(not entry.state for entry in job.held.brought.values()) * block_size
         return max(0, last_block_boundary(len(job.chain), block_size) - self._starts.get(job, 0) - brought)
 
 

@@ -15,9 +15,9 @@ from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.quota import owner_of
 from headstart.prefix_cache.siblings import WIDTH
+from headstart.serving.held_prefix import HeldPrefix
 from headstart.serving.job import Job
 from headstart.serving.listener import NoListener
-from headstart.serving.pinned_prefix import PinnedPrefix
 from headstart.serving.slots import Slot
 from headstart.testing.fake_engine import LOW
 from headstart.testing.simulation.disk import Inode
@@ -221,11 +221,11 @@ class Checks:
                 require(file.allocated == allocated, "disk: a row with another size than its object")
 
 
-def _prefixes(runtime: Runtime) -> list[PinnedPrefix]:
-    """What the jobs of a server have pinned."""
+def _prefixes(runtime: Runtime) -> list[HeldPrefix]:
+    """What the jobs of a server hold."""
     scheduler = runtime.scheduler
-    preload = [] if scheduler._preloading is None else [scheduler._preloading._pinned]
-    return [job.pinned for job in (*scheduler.waiting, *scheduler._running)] + preload
+    preload = [] if scheduler._preloading is None else [scheduler._preloading._held]
+    return [job.held for job in (*scheduler.waiting, *scheduler._running)] + preload
 
 
 def agrees(runtime: Runtime, disk: WriteBehind, database: sqlite3.Connection) -> bool:

@@ -1,4 +1,4 @@
-"""Pinned prefix: entries of memory that must stay there until one prompt has loaded them."""
+"""Held prefix: entries of memory that must stay there until one prompt has loaded them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headstart.serving.landing import Landings
 
 
 @dataclass(slots=True, eq=False)
-class PinnedPrefix:
+class HeldPrefix:
     """What a prompt has in memory while the rest of it is fetched.
 
     Attributes:
