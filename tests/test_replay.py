@@ -117,9 +117,7 @@ def test_policies_rank_by_what_their_names_say() -> None:
     reuse = ReuseModel()
     heats = {"fresh": 0.0, "hot": 10.0, "dear": 0.0}
     known = {"fresh": ReuseStats(1.0, 9.0, 1), "hot": ReuseStats(1.0, 5.0, 9), "dear": ReuseStats(1e6, 1.0, 1)}
-    first = {
-        name: min(known, key=lambda one: policy(known[one], heats[one], reuse, 10.0)) for name, policy in POLICIES.items()
-    }
+    first = {name: min(known, key=lambda one: policy(known[one], heats[one], reuse, 10.0)) for name, policy in POLICIES.items()}
     assert first["lru"] == "dear"
     assert first["twice"] == "dear"
     assert first["lfu"] != "hot"
