@@ -407,6 +407,51 @@ def test_a_request_does_not_fetch_what_the_store_has_still_to_delete(
         assert (report.restored, report.computed) == (0, report.prompt)
 
 
+@pytest.mark.parametrize("sliceable", [True, False], ids=["attention", "hybrid"])
+@pytest.mark.parametrize("late", [False, True], ids=["during the deletion", "after it"])
+def test_what_follows_deleted_text_is_not_fetched_without_it(
+    key_file: Path, valkey: ValkeyServer, patient: None, monkeypatch: pytest.MonkeyPatch, late: bool, sliceable: bool
+) -> None:
+    """Fault: the store still had a longer prompt. Its blocks behind deleted ones came into memory, and named them on disk."""
+    fetch, delete = ValkeyStore.get_into, ValkeyStore.delete
+    deletes, has_read, deleted = threading.Event(), threading.Event(), threading.Event()
+
+    def held_deletion(store: ValkeyStore, names: Any) -> None:
+        assert deletes.wait(20)
+        delete(store, names)
+
+    def held_fetch(store: ValkeyStore, wanted: Any, at: int) -> Any:
+        found = fetch(store, wanted, at)
+        has_read.set()
+        assert not late or deleted.wait(20)
+        return found
+
+    with start(valkey.url, key_file, sliceable=sliceable) as one, start(valkey.url, key_file, sliceable=sliceable) as other:
+        ask(one, long_chat(), max_tokens=1)
+        stored(one)
+        ask(other, chat(), max_tokens=1)
+        stored(other)
+        (chain,) = other.stored.all()
+        monkeypatch.setattr(ValkeyStore, "delete", held_deletion)
+        monkeypatch.setattr(ValkeyStore, "get_into", held_fetch)
+        deletion = threading.Thread(target=other.stored.delete, args=(chain.id, chain.owner))
+        deletion.start()
+        wait_until(lambda: not list(other.cache.index))
+        pending = submit(other, long_chat(), max_tokens=1)
+        assert has_read.wait(20)
+        if late:
+            deletes.set()
+            deletion.join()
+            deleted.set()
+        pending.answer()
+        deletes.set()
+        deletion.join()
+        index = other.cache.index
+        known = {root_id(other.engine.fingerprint, ""), *(entry.id for entry in index)}
+        assert all(entry.state or entry.parent in known for entry in index)
+        check(other)
+
+
 def test_what_waits_for_room_in_the_store_is_not_sent_there_after_its_deletion(
     key_file: Path, valkey: ValkeyServer, patient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

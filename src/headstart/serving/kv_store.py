@@ -197,9 +197,9 @@ class KvStore:
         return entry is not None and self.disk.name in entry.copies
 
     def usable(self, entry: Entry) -> bool:
-        """Whether a request may load an entry: its time is not over, and nobody is deleting it."""
+        """Whether a request may load an entry: its time is not over, and nobody is deleting it, or what it follows."""
         hidden = entry.owner in self.barred.owners and self.disk.name not in entry.copies
-        return not (hidden or entry.id in self.barred or self.spent(entry))
+        return not (hidden or entry.id in self.barred or entry.parent in self.barred or self.spent(entry))
 
     def expired(self, owner: bytes, written: float) -> bool:
         """Whether the time is over of what was written at a time."""

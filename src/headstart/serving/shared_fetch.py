@@ -310,7 +310,7 @@ class SharedFetch:
         for landing in held.landings.landed(wait=wait):
             entry, arrival = landing.entry, landing.arrival
             self._aloft -= self._size(entry)
-            wanted = store.index.wants(entry.id, store.memory.name, canonical=True)
+            wanted = store.index.wants(entry.id, store.memory.name, canonical=True) and self._follows(chain, entry)
             if entry.id in store.offload.writing or not (store.usable(entry) and wanted):
                 store.memory.release(landing.cell)  # it was computed meanwhile, or deleted, or its time is over
                 arrival.free()
@@ -322,6 +322,12 @@ class SharedFetch:
             self._hold(known, held, held.brought)
             self._audit.fetched(chain, arrival)
             arrival.free()
+
+    def _follows(self, chain: Chain, entry: Entry) -> bool:
+        """Whether what a block follows is there. A deletion may have taken it while the block was on its way: then the block would
+        be of no use, and would name what was deleted. (Checkpoints come before their blocks.)
+        """
+        return entry.state or entry.parent == chain.root or self._store.index.get(entry.parent) is not None
 
     def close(self) -> None:
         """Ends the thread that copies."""
