@@ -1,7 +1,8 @@
 """What an entry in memory costs beside its tokens: `python -m benchmarks.growth --only entries`.
 
-Index, retention and the memory tier's table of cells together, in bytes as Python's allocator counts them (`tracemalloc`). The
-cells themselves have no bytes here. Each conversation has times and traits of its own, as it has in a server.
+Index, retention and the memory tier's table of cells together, in bytes as Python's allocator counts them (`tracemalloc`); and
+the keys that the disk's thread knows, for what is on disk. The cells themselves have no bytes here. Each conversation has times
+and traits of its own, as it has in a server.
 
 The passes of Python's collector are measured while entries come: as it works by itself, and with `api/garbage`, which a server
 has.
@@ -26,10 +27,11 @@ from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.ghosts import Ghosts
 from headstart.prefix_cache.index import Entry, EntryPlaces, Index
 from headstart.prefix_cache.reuse_model import RequestTraits, ReuseStats
+from headstart.tiers.catalog_watch import KnownKeys
 from headstart.tiers.memory import Memory
 
 BLOCK = 64
-_TIER, _ROOT, _TICK = "memory", root_id(b"memory", ""), 0.01
+_TIER, _DISK, _ROOT, _TICK = "memory", "disk", root_id(b"memory", ""), 0.01
 
 
 class Held:
@@ -42,11 +44,31 @@ class Held:
         self._memory.keep_places(EntryPlaces(self.index))
         self._dice = np.random.default_rng(0)
         self._numbers = count()
+        self._on_disk = KnownKeys()
         self._entries, self._shape = entries, (blocks, tail)
 
     def fill(self) -> None:
         while len(self.index) < self._entries:
             self._admit(next(self._numbers), *self._shape)
+
+    def fill_both(self) -> None:
+        """The same entries in memory and on disk."""
+        self.fill()
+        for entry in [*self.index]:
+            self.index.add(entry, _DISK, canonical=True)
+            self._on_disk.add([entry.id])
+
+    def fill_disk(self) -> None:
+        """Such entries on disk only."""
+        while len(self.index) < self._entries:
+            tokens = as_tokens(self._dice.integers(0, 1 << 15, self._shape[0] * BLOCK))
+            chain = Chain(_ROOT, BLOCK, tokens)
+            for place, key in enumerate(chain.ids):
+                entry = Entry(
+                    key, chain.parent_of(place), chain.block(place), place * BLOCK, written=1.7e9 + next(self._numbers)
+                )
+                self.index.add(entry, _DISK, canonical=True)
+                self._on_disk.add([key])
 
     def _admit(self, number: int, blocks: int, tail: int) -> None:
         now, written = number * _TICK, 1.7e9 + number * _TICK
@@ -76,12 +98,24 @@ SHAPES: dict[str, Callable[[int], tuple[int, int]]] = {
 """Blocks and tokens of the tail, by the number of entries."""
 
 
+ON_DISK: dict[str, tuple[int, int]] = {"conversations of 10 blocks": (10, 0), "conversations of a block": (1, 0)}
+"""Those that the disk has too. Open tails are in memory only."""
+
+
 def measured(entries: int) -> Iterator[Row]:
+    def entry(where: str, name: str, kept: Held, fill: Callable[[], None]) -> Row:
+        used = held(fill)  # without what an empty cache takes: 460 kB, mostly for the model of reuse
+        tokens = sum(entry.length for entry in kept.index)
+        return Row(f"an entry{where}: {name}", "B", (used - 4 * tokens) / len(kept.index))
+
     for name, shape in SHAPES.items():
         kept = Held(entries, *shape(entries))
-        used = held(kept.fill)  # without what an empty cache takes: 460 kB, mostly for the model of reuse
-        tokens = sum(entry.length for entry in kept.index)
-        yield Row(f"an entry: {name}", "B", (used - 4 * tokens) / len(kept.index))
+        yield entry("", name, kept, kept.fill)
+    for name, sizes in ON_DISK.items():
+        kept = Held(entries, *sizes)
+        yield entry(" in memory and on disk", name, kept, kept.fill_both)
+        kept = Held(entries, *sizes)
+        yield entry(" on disk only", name, kept, kept.fill_disk)
     yield Row("a ghost", "B", _ghosts(entries // 2) / (entries // 2))
     for name, watched in (("collector: longest pass while they come", False), ("the same, with api/garbage", True)):
         yield Row(name, "µs", _longest(entries, watched=watched))

@@ -15,7 +15,7 @@ import pytest
 
 from effort import SLOW
 from headstart.tiers import catalog_watch
-from headstart.tiers.catalog_watch import CatalogWatch, KnownKeys
+from headstart.tiers.catalog_watch import LARGE, CatalogWatch, KnownKeys
 from headstart.tiers.disk import ages, schema
 from headstart.tiers.disk import catalog as disk_catalog
 from headstart.tiers.disk.catalog import Catalog, Note
@@ -67,13 +67,20 @@ def test_known_keys_are_a_set() -> None:
     assert {*known} == expected
     assert all(key in known for key in expected)
     assert not any(dice.randbytes(32) in known for _ in range(100))
-    found = set[bytes]()
-    for number in known.parts():
-        keys, low, high = known.part(number)
-        assert keys
-        assert all(low <= key < high for key in keys)
-        found |= {*keys}
-    assert found == expected
+    ranges = known.ranges()
+    assert len(ranges) > 1
+    keys = [known.within(each) for each in ranges]
+    assert max(map(len, keys)) < LARGE
+    assert {key for each in keys for key in each} == expected
+    more = {dice.randbytes(32) for _ in range(1000)}
+    known.add(more)
+    assert sorted(key for each in ranges for key in known.within(each)) == sorted(expected | more), "whatever is divided since"
+    known.remove(expected)
+    assert sorted(key for each in ranges for key in known.within(each)) == sorted(more)
+    known.remove(more)
+    assert not [*known]
+    known.add(expected)
+    assert [*known] == sorted(expected)
 
 
 def test_a_large_catalogue_is_read_in_pieces(catalogs: tuple[Catalog, Catalog]) -> None:

@@ -324,7 +324,7 @@ class SharedFetch:
             arrival.free()
 
     def _follows(self, chain: Chain, entry: Entry) -> bool:
-        """Whether what a block follows is there. A deletion may have taken it while the block was on its way: then the block would
+        """Whether what a block follows is there. A deletion may have taken it while the block was on its way: then it would
         be of no use, and would name what was deleted. (Checkpoints come before their blocks.)
         """
         return entry.state or entry.parent == chain.root or self._store.index.get(entry.parent) is not None

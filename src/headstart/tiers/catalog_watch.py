@@ -13,8 +13,9 @@ Used on the disk thread.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice, pairwise
 
 from headstart.tiers.disk import catalog as disk_catalog
 from headstart.tiers.disk.ages import TOMBSTONES
@@ -33,45 +34,74 @@ from headstart.tiers.notices import (
 
 PIECE = 250
 """Most rows of one table that one look reads: reading them takes the interpreter for two or three milliseconds."""
-_BITS = 12
-"""Known keys are divided by their first bits, so that they can be compared piece by piece."""
+LARGE = 256
+"""A list of known keys is divided when it has so many."""
+_END = b"\xff" * 33
+"""Greater than any key."""
+
+KeyRange = tuple[bytes, bytes]
+"""Keys from the first one up to below the second one."""
 
 
 class KnownKeys:
-    """A set of keys, in parts that are ranges of keys."""
+    """A set of keys, in sorted lists that are ranges of keys: 9 bytes for each, where sets of so few take 35 to 250.
+
+    The lists are compared with the catalogue one by one.
+    """
 
     def __init__(self) -> None:
-        self._parts: dict[int, set[bytes]] = {}
+        self._lists: list[list[bytes]] = [[]]
+        self._lows = [b""]  # where the range of each begins
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._parts.get(_part(key), ())
+        keys = self._lists[self._number(key)]
+        place = bisect_left(keys, key)
+        return place < len(keys) and keys[place] == key
 
     def __iter__(self) -> Iterator[bytes]:
-        return (key for part in self._parts.values() for key in part)
+        return chain.from_iterable(self._lists)
 
     def add(self, keys: Iterable[bytes]) -> None:
         for key in keys:
-            self._parts.setdefault(_part(key), set()).add(key)
+            number = self._number(key)
+            into = self._lists[number]
+            place = bisect_left(into, key)
+            if place < len(into) and into[place] == key:
+                continue
+            into.insert(place, key)
+            if len(into) >= LARGE:
+                upper = into[LARGE // 2 :]
+                self._lists[number : number + 1] = [into[: LARGE // 2], upper]
+                self._lows.insert(number + 1, upper[0])
 
     def remove(self, keys: Iterable[bytes]) -> None:
         for key in keys:
-            if (part := self._parts.get(_part(key))) is not None:
-                part.discard(key)
-                if not part:
-                    del self._parts[_part(key)]
+            number = self._number(key)
+            among = self._lists[number]
+            place = bisect_left(among, key)
+            if place < len(among) and among[place] == key:
+                del among[place]
+                if not among and number:  # the range before it takes its range
+                    del self._lists[number], self._lows[number]
 
-    def parts(self) -> list[int]:
-        """The numbers of the parts that have keys."""
-        return list(self._parts)
+    def ranges(self) -> list[KeyRange]:
+        """Ranges that have all keys, of at most `LARGE` keys each."""
+        return [*pairwise([*self._lows, _END])]
 
-    def part(self, number: int) -> tuple[Collection[bytes], bytes, bytes]:
-        """The keys of a part, and the range of all its possible keys, from … up to below."""
-        low, high = ((one << 16 - _BITS).to_bytes(3) for one in (number, number + 1))
-        return self._parts.get(number, ()), low[1:], high[1:] if high[0] == 0 else b"\xff" * 33
+    def within(self, keys: KeyRange) -> list[bytes]:
+        """The keys in a range, which may have become more lists since, or a part of one."""
+        low, high = keys
+        found: list[bytes] = []
+        for number in range(self._number(low), len(self._lists)):
+            if self._lows[number] >= high:
+                break
+            among = self._lists[number]
+            found += among[bisect_left(among, low) : bisect_left(among, high)]
+        return found
 
-
-def _part(key: bytes) -> int:
-    return int.from_bytes(key[:2]) >> 16 - _BITS
+    def _number(self, key: bytes) -> int:
+        """Of the list in whose range a key is."""
+        return bisect_right(self._lows, key) - 1
 
 
 class CatalogWatch:
@@ -114,7 +144,7 @@ class CatalogWatch:
         self._seen = self._seen_notes = 0
         self._seen_ghosts = self._erasures = self._pins = -1
         self._more_rows = self._more_ghosts = False
-        self._to_compare: list[int] = []
+        self._to_compare: list[KeyRange] = []
         self._compare_again = False
         self._wiped_before: tuple[float, int] = (0.0, 0)  # `Ages.wiped` before the comparison
 
@@ -203,7 +233,7 @@ class CatalogWatch:
             self._compare_again = True
         self._erasures = erasures
         if self._compare_again and not self._to_compare:  # one that is under way ends first, or frequent erasures would stop it
-            self._to_compare, self._compare_again = self.known.parts(), False
+            self._to_compare, self._compare_again = self.known.ranges(), False
         ghosts = catalog.ghosts_after(self._seen_ghosts, PIECE)
         self._more_ghosts = len(ghosts) == PIECE
         for number, key in ghosts:
@@ -214,9 +244,9 @@ class CatalogWatch:
         catalog.ages.seen = self._seen_ghosts
         done = 0
         while self._to_compare and done < 2 * PIECE:
-            keys, low, high = self.known.part(self._to_compare[-1])
+            keys = self.known.within(self._to_compare[-1])
             done += 8 + len(keys)
-            yield from self._vanished(catalog, {*keys} - catalog.keys_between(low, high))
+            yield from self._vanished(catalog, catalog.without_row(keys))
             self._to_compare.pop()  # afterwards: a fault may end this
 
     def _vanished(self, catalog: Catalog, keys: Collection[bytes]) -> Iterator[Notice]:

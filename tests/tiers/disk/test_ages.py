@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from headstart.interfaces.tokens import Bytes
 from headstart.prefix_cache.expiry import LONGEST_REQUEST, LOOKS, Terms
 from headstart.tiers import write_behind
+from headstart.tiers.catalog_watch import KnownKeys
 from headstart.tiers.disk import Disk, Label, Note, schema
 from headstart.tiers.disk import store as disk_store
-from headstart.tiers.disk.catalog import Catalog
 from headstart.tiers.notices import (
     EverythingErased,
     Notice,
@@ -686,7 +686,8 @@ def test_what_has_expired_on_its_way_is_not_written(tmp_path: Path) -> None:
 def test_what_this_process_erases_it_need_not_look_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what another one erases makes it compare all that it knows."""
     clock, compared = Clock(), list[object]()
-    monkeypatch.setattr(Catalog, "keys_between", lambda *_: compared.append(0) or set())
+    ranges = KnownKeys.within
+    monkeypatch.setattr(KnownKeys, "within", lambda known, keys: compared.append(0) or ranges(known, keys))
     tier = WriteBehind(lambda: Disk(tmp_path, BIG, clock=clock), FINGERPRINT, BIG, Terms(7 * DAY), clock)
     for number in range(4):
         assert tier.offer(label(number, OWNERS[0], START - number * DAY), rows(number))

@@ -314,13 +314,9 @@ class Catalog:
     def keys(self) -> set[bytes]:
         return {key for (key,) in self._db.execute("SELECT key FROM objects")}
 
-    def keys_between(self, low: bytes, high: bytes) -> set[bytes]:
-        """Keys from `low` up to below `high`."""
-        return {key for (key,) in self._db.execute("SELECT key FROM objects WHERE key >= ? AND key < ?", (low, high))}
-
     def without_row(self, keys: Collection[bytes]) -> set[bytes]:
         """Those of these keys that are not in the catalogue."""
-        return {key for key in keys if self._db.execute("SELECT 1 FROM objects WHERE key = ?", (key,)).fetchone() is None}
+        return {*keys}.difference(key for (key,) in rows_of(self._db, "key", [*keys]))
 
     def sizes(self, after: bytes, most: int) -> list[tuple[bytes, int, bool]]:
         """Keys after `after`, in order, with their allocated bytes and whether they are canonical."""
