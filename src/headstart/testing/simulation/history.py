@@ -51,6 +51,7 @@ class Setup:
         apart: whether the second server is on another machine, and has no disk.
         disk: whether a server has one.
         fills: from how many tokens on a tail is computed as a whole block; 0 for never.
+        pieces: whether a few objects are handled as many are, in pieces (`install.IN_PIECES`).
     """
 
     mode: Literal["fast", "exact"] = "fast"
@@ -76,6 +77,7 @@ class Setup:
     apart: bool = False
     disk: bool = True
     fills: int = 0
+    pieces: bool = False
 
     def of_server(self, number: int, name: str) -> Setup:
         """The options of a server, the first of which has number 1. The limits of the folder are the same for all."""
@@ -127,7 +129,7 @@ class Scenario:
         """The history of a seed."""
         dice = random.Random(seed)
         beside = random.Random(f"shared {seed}")  # of its own: histories without a shared store are what they were
-        setup = _with_store(beside, _setup(dice))
+        setup = replace(_with_store(beside, _setup(dice)), pieces=random.Random(f"pieces {seed}").random() < 0.3)
         asks = _asks(dice, setup)
         events = [*asks, *_trouble(dice, setup, asks[-1].at), *_wishes(dice, setup, asks)]
         if setup.shared:

@@ -19,7 +19,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -27,12 +27,14 @@ import headstart.serving.runtime
 import headstart.tiers.shared.opened
 import headstart.tiers.write_behind  # noqa: F401
 from headstart.prompt.chat_template import Template
-from headstart.serving import landing, late_fetch, shared_audit
+from headstart.serving import landing, late_fetch, offload, portions, shared_audit
 from headstart.testing.simulation.calls import FCNTL, OS, SHUTIL, SimulatedPath
 from headstart.testing.simulation.database import SQLITE
 from headstart.testing.simulation.shared_store import simulated_keys, simulated_store
 from headstart.testing.simulation.talks import compiled
 from headstart.testing.simulation.threads import QUEUE, RANDOM, THREADING, TIME, Executor, Future
+from headstart.tiers import catalog_watch, write_behind
+from headstart.tiers.disk import store
 from headstart.tiers.shared.address import fleet_keys, open_store
 
 PACKAGES = ("headstart.serving", "headstart.prefix_cache", "headstart.tiers", "headstart.lru", "headstart.config")
@@ -45,6 +47,18 @@ CONSTANTS: tuple[tuple[ModuleType, str, object], ...] = (
     (shared_audit, "PORTION", 0.2),
 )
 """Limits that texts of a few hundred tokens would not reach."""
+IN_PIECES: tuple[tuple[ModuleType, str, object], ...] = (
+    (write_behind, "AT_ONCE", 4),
+    (write_behind, "SOME", 4),
+    (write_behind, "BACKLOG", 12),
+    (catalog_watch, "PIECE", 3),
+    (store, "AT_ONCE", 4),
+    (store, "PIECE", 3),
+    (store, "CHECKED", 0),
+    (offload, "STEP", 3),
+    (portions, "MOST", 1),
+)
+"""Limits beyond which things are done piece by piece, so low that a folder of a few dozen objects is beyond them."""
 STAND_INS: tuple[tuple[object, object], ...] = (
     (time, TIME),
     (threading, THREADING),
@@ -82,11 +96,22 @@ def installed() -> Iterator[None]:
                 if value is real and not (module.__name__ == "headstart.config" and real is not pathlib.Path):
                     undo.append((module, name, value))
                     setattr(module, name, stand_in)
-    for module, name, value in CONSTANTS:
-        undo.append((module, name, getattr(module, name)))
+    try:
+        with limits(CONSTANTS):
+            yield
+    finally:
+        for module, name, value in reversed(undo):
+            setattr(module, name, value)
+
+
+@contextlib.contextmanager
+def limits(values: Sequence[tuple[ModuleType, str, object]]) -> Iterator[None]:
+    """While this is open, these constants of modules have these values."""
+    undo = [(module, name, getattr(module, name)) for module, name, _ in values]
+    for module, name, value in values:
         setattr(module, name, value)
     try:
         yield
     finally:
-        for module, name, value in reversed(undo):
-            setattr(module, name, value)
+        for module, name, before in undo:
+            setattr(module, name, before)

@@ -23,6 +23,7 @@ from headstart.testing.simulation import checks as checking
 from headstart.testing.simulation import filesystem, kernel
 from headstart.testing.simulation.clients import Clients
 from headstart.testing.simulation.history import Scenario
+from headstart.testing.simulation.install import IN_PIECES, limits
 from headstart.testing.simulation.machine import replaced
 from headstart.testing.simulation.server import SimulatedServer
 from headstart.testing.simulation.tasks import Stuck
@@ -234,7 +235,8 @@ def _run(history: Scenario, trace: Callable[[str], None] | None) -> Result:
     kernel.enter(found.here)
     filesystem._systems.append(found.files)
     try:
-        found.carry_out()
+        with limits(IN_PIECES if history.setup.pieces else ()):
+            found.carry_out()
     except Violation as error:
         violation = str(error)
     except sqlite3.DatabaseError as error:  # of a check
