@@ -305,6 +305,7 @@ FRAGMENTS = sorted(
         "<",
         "<|",
         "[TOOL",
+        '"a\t\\"b\n"',
         "city",
         "=",
     }
@@ -371,6 +372,34 @@ def test_arguments_stream_as_they_are_written() -> None:
     assert parser.feed('y}"') == [ToolCallDelta(0, 'y}"')]
     assert parser.feed("}}\n</tool_call> ") == [ToolCallDelta(0, "}")]
     assert parser.end() == []
+
+
+RAW = '{"text":\t"a\n\tb\\n\r\x0c\x00\\"c\n\\\\",\n "list": ["\x1f", {"k\n": "\u00e9"}]}'
+READ = {"text": 'a\n\tb\n\r\x0c\x00"c\n\\', "list": ["\x1f", {"k\n": "\u00e9"}]}
+
+
+@pytest.mark.parametrize(("family", "reply", "content", "calls"), CASES, ids=IDS)
+def test_arguments_are_json_though_their_strings_have_raw_line_breaks(
+    family: str, reply: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    if PARIS not in reply:
+        pytest.skip("its arguments are not written as JSON")
+    reply = reply.replace(PARIS, RAW)
+    assert [name for name, _ in told(family, reply)[2]] == [name for name, _ in calls]
+    assert json.loads(told(family, reply)[2][0][1]) == READ
+    assert told(family, *reply) == told(family, reply)
+
+
+def test_arguments_in_a_string_are_json_too() -> None:
+    for reply in (f'{{"name": "f", "arguments": {json.dumps(RAW)}}}', f'{{"arguments": {RAW}, "name": "f"}}'):
+        assert [json.loads(text) for _, text in told("hermes", f"<tool_call>{reply}</tool_call>")[2]] == [READ]
+
+
+def test_a_line_break_in_a_string_streams() -> None:
+    parser = Parser(BY_NAME["hermes"], tools=True)
+    assert parser.feed('<tool_call>{"name": "f", "arguments": {\n"a": "x\n')[1:] == [ToolCallDelta(0, '{\n"a": "x\\n')]
+    assert parser.feed("\\") == [ToolCallDelta(0, "\\")]
+    assert parser.feed('"\t') == [ToolCallDelta(0, '"\\t')]
 
 
 def test_text_streams_but_for_the_beginning_of_a_mark() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -16,6 +17,9 @@ MOST = 200_000
 
 _LARGEST = 1024
 """Bits of a number, as floats have them. Python writes no integers of more than 4,300 digits."""
+
+
+_SPECIAL = re.compile(r'["\\\x00-\x1f]')
 
 
 def _refuse(constant: str) -> None:
@@ -56,6 +60,34 @@ def json_value(text: str) -> Any:
     if opened >= DEPTH and next(islice(levels(value), DEPTH, None), None) is not None:
         raise ValueError("too many levels")
     return value
+
+
+class ControlEscaper:
+    """A JSON text in parts → the same with the control characters in its strings escaped. Models write line breaks there as
+    they are, which most parsers of JSON refuse.
+    """
+
+    def __init__(self) -> None:
+        self._quoted = False
+        self._before = 0
+        self._literal = -1  # the place of the character that a backslash escapes
+
+    def feed(self, text: str) -> str:
+        given = _SPECIAL.sub(self._given, text)
+        self._before += len(text)
+        return given
+
+    def _given(self, found: re.Match[str]) -> str:
+        at, char = self._before + found.start(), found[0]
+        if at == self._literal:
+            return char
+        if char == '"':
+            self._quoted = not self._quoted
+        elif char == "\\" and self._quoted:
+            self._literal = at + 1
+        elif self._quoted:
+            return json.dumps(char)[1:-1]
+        return char
 
 
 def countable(value: Any) -> bool:

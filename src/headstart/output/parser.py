@@ -16,6 +16,7 @@ from headstart.interfaces.conversation import Message
 from headstart.output.canonical_json import canonical_arguments
 from headstart.output.coerce import schemas_of
 from headstart.output.formats import Family, ReasoningFormat
+from headstart.output.json_values import ControlEscaper
 from headstart.output.scanner import Incremental, Scanner, TextSink
 from headstart.output.tool_calls import SHORT, CallReader
 
@@ -132,6 +133,7 @@ class Parser:
         self._thought_blank = ""
         self._thought = False
         self._count = 0
+        self._escaper = ControlEscaper()
         self._cut = False
         self.left_out = False
         self._trims = family.calls is not None and family.calls.syntax == "channels"
@@ -197,10 +199,11 @@ class Parser:
             self._blank = ""
         self._out.append(ToolCallStart(self._count, name))
         self._count += 1
+        self._escaper = ControlEscaper()
 
     def _argue(self, text: str) -> None:
         if text:
-            self._out.append(ToolCallDelta(self._count - 1, text))
+            self._out.append(ToolCallDelta(self._count - 1, self._escaper.feed(text)))
 
     # ── the parts of a reply ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -93,6 +93,17 @@ def test_a_call_is_a_call(server: Server) -> None:
     assert json.loads(call.function.arguments) == {"all": True, "path": "/etc"}
 
 
+def test_arguments_are_json_where_the_model_breaks_lines_in_a_string(server: Server) -> None:
+    """Clients read them with parsers that refuse a raw line break."""
+    reply = CALL.replace("/etc", "/a\n\tb")
+    say(server, reply, reply)
+    [choice] = ask(server, tools=[LS]).choices
+    made = stream(server, tools=[LS])
+    assert (choice.finish_reason, made["finish"]) == ("tool_calls", "tool_calls")
+    for text in (choice.message.tool_calls[0].function.arguments, made["calls"][0][2]):
+        assert json.loads(text) == {"all": True, "path": "/a\n\tb"}
+
+
 def test_calls_and_reasoning_are_streamed(server: Server) -> None:
     say(server, f"{THOUGHT}I look.\n\n{CALL}\n{OTHER}")
     made = stream(server, tools=[LS, CAT])
