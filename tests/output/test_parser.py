@@ -471,6 +471,19 @@ def test_reasoning_of_harmony() -> None:
         ('A\n<tool_call>{"name": "f", "arguments": {}}</tool_call>\n\nB\n', "A\nB", [("f", "{}")]),
         ('<tool_call><tool_call>{"name": "f", "arguments": {}}</tool_call>', "<tool_call>", [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": {}}</tool', "", [("f", "{}")]),
+        # A brace too many, and several calls between one pair of markers.
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}}}\n</tool_call>', "", [("f", '{"a": 1}')]),
+        ('<tool_call>{"name": "f", "arguments": {}}}} }', "", [("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": {}}} and so on', "} and so on", [("f", "{}")]),
+        (
+            '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n{"name": "g"},{"name": "h", "arguments": {}}}\n</tool_call>\n'
+            '<tool_call>{"name": "i"}</tool_call>B',
+            "B",
+            [("f", '{"a": 1}'), ("g", "{}"), ("h", "{}"), ("i", "{}")],
+        ),
+        ('<tool_call>{"name": "f", "arguments": {}}\n{"name": "g", "argu', "", [("f", "{}")]),
+        ('<tool_call>{"name": "f"}\n{"age": 3} </tool_call>', '{"age": 3} </tool_call>', [("f", "{}")]),
+        ('<tool_call>{"name": "f"}, {</tool_call>', ", {</tool_call>", [("f", "{}")]),
         # What waited for its end in vain is text with all that follows.
         ('<tool_call>{"a": {<tool_call>{"name": "f"}', '<tool_call>{"a": {<tool_call>{"name": "f"}', []),
     ],

@@ -19,6 +19,9 @@ _BESIDES = ("type", "id", "tool_call_id")
 SHORT = 256
 """Most characters of a name, with what stands around it."""
 
+_BETWEEN = " \t\r\n,"
+_TOO_MANY = " \t\r\n}"
+
 _WORD = re.compile(r"[\w.]*")
 _NEXT = re.compile(r"\s*,?\s*[\w.]*\s*")
 _XML_NAME = re.compile(r"[^\s<>\"'{}\[\]]+")
@@ -81,13 +84,29 @@ class CallReader:
                 return (yield from self._xml())
             case _:
                 called = yield from self._listed()
+        if called and self._calls.syntax == "object" and self._calls.close:
+            yield from self._further()
         if called:
-            yield from self._close(self._calls.close)
+            yield from self._close(self._calls.close, braces=self._calls.syntax == "object")
         return called
 
-    def _close(self, marker: str) -> Incremental[None]:
+    def _further(self) -> Incremental[None]:
+        """Objects behind the first one of a call's markers: some models write all of their calls there."""
+        scan = self._scan
+        while True:
+            scan.keep()
+            yield from scan.blanks(_BETWEEN)
+            if (yield from scan.peek()) != "{":
+                scan.rewind()
+                return
+            if not (yield from self._object()):
+                self._back()
+                return
+
+    def _close(self, marker: str, *, braces: bool = False) -> Incremental[None]:
+        """The marker behind a call, if it is there. `braces`: closing ones may stand before it, as models write too many."""
         self._scan.keep()
-        yield from self._scan.blanks()
+        yield from self._scan.blanks(_TOO_MANY if braces else None)
         if not marker or not (yield from self._scan.ends(marker.strip())):
             self._scan.rewind()
         self._scan.kept = None
