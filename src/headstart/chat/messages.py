@@ -188,10 +188,10 @@ def conversation_of(body: ChatBody, salt: str = "") -> Conversation:
 def _message(given: ChatMessage) -> Message:
     message = without_nulls(given, "content")
     reasoning = message.pop("reasoning", None)
-    if reasoning and "reasoning_content" not in message:
+    if reasoning and not message.get("reasoning_content"):
         message["reasoning_content"] = reasoning
     refusal, function = message.pop("refusal", ""), message.pop("function_call", None)
-    if function is not None and "tool_calls" not in message:
+    if function is not None and not message.get("tool_calls"):
         message["tool_calls"] = [{"function": function}]
     if "tool_calls" in message:
         message["tool_calls"] = [*map(_call, message["tool_calls"])]
