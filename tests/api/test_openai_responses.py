@@ -722,7 +722,7 @@ def test_errors_are_the_clients_exceptions(stage: Stage) -> None:
     assert unknown.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as long:
         stage.create(input="x" * 9000, stream=True)
-    assert long.value.code == "context_length_exceeded"
+    assert (long.value.code, long.value.param) == ("context_length_exceeded", "input")
     with pytest.raises(openai.NotFoundError, match="ask the model for a summary"):
         stage.server.openai.responses.compact(model="fake", input="x")
     made = stage.create("x", input=fresh())

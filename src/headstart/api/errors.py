@@ -136,6 +136,13 @@ def _openai(error: Exception, request_id: str) -> dict[str, Any]:
     return {"error": dict(zip(("message", "type", "param", "code"), (message_of(error), *rest), strict=True))}
 
 
+def _responses(error: Exception, request_id: str) -> dict[str, Any]:
+    body = _openai(error, request_id)
+    if body["error"]["param"] == "messages":  # what all dialects share; this one's bodies have no such field
+        body["error"]["param"] = "input"
+    return body
+
+
 ANTHROPIC_TYPES = {
     401: "authentication_error",
     402: "billing_error",
@@ -170,6 +177,7 @@ def _ollama(error: Exception, request_id: str) -> dict[str, Any]:
 
 
 OPENAI = ErrorFormat(_openai, _status)
+RESPONSES = ErrorFormat(_responses, _status)
 ANTHROPIC = ErrorFormat(_anthropic, _anthropic_status)
 OLLAMA = ErrorFormat(_ollama, _status)
 
@@ -181,6 +189,8 @@ def format_of(scope: Scope) -> ErrorFormat:
         return ANTHROPIC
     if _under("/api", path):
         return OLLAMA
+    if _under("/v1/responses", path):
+        return RESPONSES
     asks = any(name == b"anthropic-version" for name, _ in scope["headers"])
     return ANTHROPIC if asks and _under("/v1/models", path) else OPENAI
 
