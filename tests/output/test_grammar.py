@@ -326,6 +326,25 @@ def test_parameters_that_a_schema_does_not_name(tokens: LLTokenizer) -> None:
             assert takes(tokens, grammar_for(BY_NAME[name], [function], "required"), call), name
 
 
+@pytest.mark.parametrize("schema", [None, {}, {"type": "object"}, {"type": "object", "properties": {}, "required": []}])
+def test_a_strict_function_without_parameters_takes_none(tokens: LLTokenizer, schema: dict[str, Any] | None) -> None:
+    function = {"name": "weather", "parameters": schema, "strict": True}
+    bare = {key: value for key, value in function.items() if key != "parameters"}
+    for form in (function, bare) if schema is None else (function,):
+        for choice in ("auto", "required"):
+            grammar = grammar_for(BARE, [{"type": "function", "function": form}], choice)  # type: ignore[arg-type]
+            assert takes(tokens, grammar, CALL.replace('{"city": "Paris"}', "{}"))
+            assert not takes(tokens, grammar, CALL)
+
+
+def test_a_strict_function_may_have_parameters_that_it_does_not_name(tokens: LLTokenizer) -> None:
+    schema = {"type": "object", "additionalProperties": {"type": "string"}}
+    function = {"name": "weather", "parameters": schema, "strict": True}
+    grammar = grammar_for(BARE, [{"type": "function", "function": function}], "required")
+    assert takes(tokens, grammar, CALL)
+    assert not takes(tokens, grammar, CALL.replace('"Paris"', "3"))
+
+
 def test_strings_of_python_have_no_escapes_of_json_alone(tokens: LLTokenizer) -> None:
     grammar = grammar_for(BY_NAME["llama4"], tools(), "required")
     assert takes(tokens, grammar, '[weather(city="a\\n\\u0001/")]')

@@ -7,8 +7,10 @@ Grammars are Lark's as llguidance reads them. What is guaranteed, once a call be
   and once. Values are valid by their own schemas, except plain strings in `xml`: these are free text. Rules that concern
   several parameters together are not enforced.
 
-Parameters that a schema does not name are not written, unless it says so. A schema without `strict` is followed as far as
-llguidance knows its keywords; with it, an unknown keyword is an error when the grammar is compiled.
+Parameters that a schema does not name are not written, unless it says so. If it names none, they are free, but not with
+`strict`: OpenAI's reference says that a function without `parameters` has an empty list of them. A schema without
+`strict` is followed as far as llguidance knows its keywords; with it, an unknown keyword is an error when the grammar is
+compiled.
 
 Where no call is demanded and no tool is strict, arguments are free. A grammar then only keeps the reply from calls that it may
 not have: of other functions, or a second one.
@@ -282,10 +284,10 @@ def _parameters(function: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[st
 
 def _arguments(function: Mapping[str, Any]) -> str:
     root, properties, _ = _parameters(function)
-    schema = {**root, "type": "object"}
-    if properties and not _ALONE & set(root):
+    schema, strict = {**root, "type": "object"}, bool(function.get("strict"))
+    if (properties or strict) and not _ALONE & set(root):
         schema["additionalProperties"] = False
-    return _json(schema, {}, strict=bool(function.get("strict")))
+    return _json(schema, {}, strict=strict)
 
 
 def _json(schema: Any, root: Mapping[str, Any], *, strict: bool, layout: Mapping[str, Any] = _COMPACT) -> str:
