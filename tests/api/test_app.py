@@ -48,6 +48,23 @@ def test_while_loading_everything_says_so_and_then_serves() -> None:
         assert answer["model"] == "fake"  # the engine's own name
 
 
+def test_every_get_has_a_head(fake: Server) -> None:
+    """The OpenAPI document does not name them."""
+    paths = fake.http.get("/openapi.json").json()["paths"]
+    assert not any("head" in operations for operations in paths.values())
+    gets = [path.replace("{", "").replace("}", "") for path, operations in paths.items() if "get" in operations]
+    assert {"/health", "/v1/models", "/v1/models/model_id", "/headstart/events"} < set(gets)
+    for path in (*gets, "/docs", "/redoc", "/openapi.json", "/headstart/web/nothing"):
+        head = fake.http.head(path)
+        with fake.http.stream("GET", path) as get:  # events do not end
+            assert (head.status_code, head.content) == (get.status_code, b""), path
+            assert head.headers["content-type" if "content-type" in get.headers else "location"]
+            assert head.headers.get("content-type") == get.headers.get("content-type"), path
+    assert int(fake.http.head("/v1/models").headers["content-length"]) == len(fake.http.get("/v1/models").content)
+    assert fake.http.head("/v1/chat/completions").headers["allow"] == "POST"
+    assert fake.http.head("/v1/chat/completions").status_code == 405
+
+
 def test_web_pages_may_ask_if_they_are_named() -> None:
     """As a browser asks: first for leave, without the page's key."""
     page, other = "http://localhost:3000", "http://other.example"

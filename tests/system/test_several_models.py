@@ -133,6 +133,8 @@ def test_a_client_sees_all_models_and_uses_each_by_name(several: tuple[Server, h
     assert http.get("/v1/models/hybrid").json()["max_tokens"] == int(CTX) - 1
     assert http.get("/props", params={"model": "hybrid"}).json()["model_alias"] == "hybrid"
     assert http.get("/upstream/hybrid/props").json()["model_alias"] == "hybrid"
+    for path in ("/props?model=hybrid", "/upstream/hybrid/props", "/headstart/events?model=hybrid", "/health"):
+        assert (http.head(path).status_code, http.head(path).content) == (200, b""), path
     refusal = http.post(CHAT, json={"model": "other", "messages": message})
     assert refusal.status_code == 404
     assert "served are 'attention', 'hybrid', 'windows'" in refusal.json()["error"]["message"]

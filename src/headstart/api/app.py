@@ -27,7 +27,7 @@ from headstart.api.explain import routes as explain
 from headstart.api.incoming import MAX_BODY
 from headstart.api.llama_server import extras
 from headstart.api.llama_server import routes as llama
-from headstart.api.middleware import RequestMiddleware
+from headstart.api.middleware import HeadAsGet, RequestMiddleware
 from headstart.api.ollama import routes as ollama
 from headstart.api.openai_chat import routes as openai
 from headstart.api.openai_responses import routes as responses
@@ -181,7 +181,9 @@ def assemble(
     app.state.pulls = Pulls(keys, pullers)
     for kind in (HeadstartError, HTTPException, RequestValidationError, ClientDisconnect):
         app.add_exception_handler(kind, on_error)
+    routes = [route for router in routers for route in router.routes if isinstance(route, Route)]
     app.user_middleware[:0] = reversed(inside)
+    app.add_middleware(HeadAsGet, own=frozenset(route.path for route in routes if "HEAD" in (route.methods or ())))
     app.add_middleware(RequestMiddleware, service=service, keys=keys, guard=guard)
     if cors:  # outside: a browser's preflight request has no key, and pages may read why a request was refused
         app.add_middleware(
@@ -191,7 +193,7 @@ def assemble(
         app.router.routes.extend(web.ROUTES)
     for router in routers:
         app.include_router(router)
-    app.state.paths = tuple(route.path for router in routers for route in router.routes if isinstance(route, Route))
+    app.state.paths = tuple(route.path for route in routes)
     app.openapi = lambda: describe(app, keys=keys.closed)  # type: ignore[method-assign]
     return app
 

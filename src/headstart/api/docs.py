@@ -17,7 +17,6 @@ router = APIRouter()
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
-@router.head("/docs", include_in_schema=False)
 @router.get("/docs", include_in_schema=False)
 async def docs(request: HttpRequest) -> Response:
     """The page. It needs no key; /openapi.json does, and the page asks the user for it."""

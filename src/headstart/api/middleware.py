@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import structlog
 from starlette.datastructures import Headers
@@ -34,6 +34,29 @@ ID_HEADERS = (b"x-request-id", b"request-id")
 
 MISSING = "This server needs an API key: send it as 'Authorization: Bearer <key>' or as 'x-api-key: <key>'."
 WRONG = "This API key is not known here. Send one that the server was given with --api-key or --api-key-file."
+
+
+class HeadAsGet:
+    """ASGI middleware: a HEAD is answered as a GET without its body. Everything inside sees a GET.
+
+    Args:
+        own: paths with a route of their own for HEAD.
+    """
+
+    def __init__(self, app: ASGIApp, own: Container[str]) -> None:
+        self._app = app
+        self._own = own
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD" or scope["path"] in self._own:
+            await self._app(scope, receive, send)
+            return
+
+        async def bodiless(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        # A copy: the server looks at its own scope to know that no body follows.
+        await self._app({**scope, "method": "GET"}, receive, bodiless)
 
 
 class RequestMiddleware:

@@ -54,6 +54,13 @@ async def events(
     return EventFeed(service, hub, reader, first, woken)
 
 
+@router.head("/headstart/events", include_in_schema=False)
+async def head(request: HttpRequest) -> Response:
+    """The headers of the stream. It takes no reader's place, and ends."""
+    service_of(request)
+    return Response(headers=HEADERS, media_type="text/event-stream")
+
+
 class EventFeed(Response):
     """The answer to one reader. It ends when the reader is dropped, disconnects or takes nothing, or the server stops."""
 

@@ -31,7 +31,6 @@ _PART = 4096
 """Values of a list that are written together."""
 
 
-@router.head("/", include_in_schema=False)
 @router.get("/", responses=ERRORS)
 async def root(request: HttpRequest) -> Response:
     """The server's name and version. Some clients ask for it first."""

@@ -69,7 +69,6 @@ async def generate(request: HttpRequest) -> Response:
     return await answer(request, _generate)
 
 
-@router.head("/api/tags", include_in_schema=False)
 @router.get("/api/tags", responses=OLLAMA_ERRORS)
 async def tags(request: HttpRequest) -> Response:
     """Lists the models of this server."""
@@ -95,7 +94,6 @@ async def show(request: HttpRequest) -> Response:
     return JSONResponse(shown(service.models.find(body.model or body.name)))
 
 
-@router.head("/api/version", include_in_schema=False)
 @router.get("/api/version", responses=OLLAMA_ERRORS)
 async def version(request: HttpRequest) -> Response:
     """The version of Ollama's API that this server speaks."""
