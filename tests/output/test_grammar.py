@@ -94,6 +94,7 @@ FORCED: dict[str, tuple[str, ...]] = {
     "phi": ('<|tool_call|>[{"name": "', '", "arguments": ', "}]<|/tool_call|>"),
     "phi-each": ('<|tool_call|>{"name": "', '", "arguments": ', "}<|/tool_call|>"),
     "lfm-json": ('<|tool_call_start|>[{"name": "', '", "arguments": ', "}]<|tool_call_end|>"),
+    "nemotron": ('<TOOLCALL>[{"name": "', '", "arguments": ', "}]</TOOLCALL>"),
     "granite": ('<|tool_call|>[{"name": "', '", "arguments": ', "}]"),
     "cohere": ('<|START_ACTION|>[{"tool_name": "', '", "parameters": ', "}]<|END_ACTION|>"),
     "harmony": ("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", ""),

@@ -115,6 +115,12 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         [("weather", PARIS), ("other", "{}")],
     ),
     ("phi", f'<|tool_call|>[{{"name": "weather", "arguments": {PARIS}}}]<|/tool_call|>', "", [("weather", PARIS)]),
+    (
+        "nemotron",
+        f'I look.\n\n<TOOLCALL>[{{"name": "weather", "arguments": {PARIS}}},{{"name": "other", "arguments": {{}}}}]</TOOLCALL>',
+        "I look.",
+        [("weather", PARIS), ("other", "{}")],
+    ),
     ("granite", f'<|tool_call|>[{{"name": "weather", "arguments": {PARIS}}}]', "", [("weather", PARIS)]),
     (
         "cohere",

@@ -81,6 +81,7 @@ WRITTEN: dict[str, str] = {
     "phi": template(NAMED, before="<|tool_call|>[", after="]<|/tool_call|>"),
     "phi-each": template("<|tool_call|>{{ call | tojson }}<|/tool_call|>"),
     "lfm-json": template(NAMED, before="<|tool_call_start|>[", between=", ", after="]<|tool_call_end|>"),
+    "nemotron": template(NAMED, before="<TOOLCALL>[", between=", ", after="]</TOOLCALL>", header="<bot>\n<think>\n\n"),
     "granite": template(NAMED, before="<|tool_call|>[", after="]"),
     "cohere": template(
         '{"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}',
@@ -141,6 +142,14 @@ def test_templates_of_the_tests() -> None:
     assert bare.name == "llama"
     assert bare.calls is not None
     assert bare.calls.arguments == "arguments"
+
+
+def test_the_reasoning_of_nemotron() -> None:
+    """Its template shows the form of calls in the list of tools too, with braces that no call has."""
+    shown = '{{ \'<TOOLCALL>[{{"name": "tool_name1", "arguments": "tool_args1"}}]</TOOLCALL>\' if tools }}'
+    strips = "{% set parts = ''.split('</think>') %}"
+    found = family_of(Template(shown + strips + WRITTEN["nemotron"], {}))
+    assert (found.name, found.reasoning) == ("nemotron", THINK)
 
 
 def test_tools_that_do_not_reach_the_text_are_listed_by_us() -> None:

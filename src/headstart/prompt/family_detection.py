@@ -124,6 +124,7 @@ FAMILIES = (
     ),
     Family("phi", ToolCallFormat("list", open="<|tool_call|>", close="<|/tool_call|>")),
     Family("phi-each", ToolCallFormat("object", open="<|tool_call|>", close="<|/tool_call|>")),
+    Family("nemotron", ToolCallFormat("list", open="<TOOLCALL>", close="</TOOLCALL>"), THINK),
     Family("granite", ToolCallFormat("list", open="<|tool_call|>")),
     Family(
         "cohere",
