@@ -148,6 +148,21 @@ WRITTEN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "<|tool_call_start|>[weather(days=3)]<|tool_call_end|>",
         ),
     ),
+    "gemma4": (
+        (
+            '<|tool_call>call:weather{city:<|"|>Paris "a", {b}<|"|>}<tool_call|>',
+            '<|tool_call>call:weather{city:<|"|><|"|>,days:3}<tool_call|>'
+            '<|tool_call>call:weather_now{exact:true,unit:<|"|>C<|"|>}<tool_call|>',
+        ),
+        (
+            "<|tool_call>call:weather{}<tool_call|>",
+            '<|tool_call>call:weather{days:3,city:<|"|>a<|"|>}<tool_call|>',
+            '<|tool_call>call:weather{city:<|"|>a<|"|>,days:<|"|>3<|"|>}<tool_call|>',
+            '<|tool_call>call:weather{town:<|"|>a<|"|>}<tool_call|>',
+            '<|tool_call>call:weather_now{exact:true,unit:<|"|>K<|"|>}<tool_call|>',
+            "<|tool_call>call:other{}<tool_call|>",
+        ),
+    ),
     "llama4": (('[weather(city="Paris")]',), ('[other(city="Paris")]', "text")),
 }
 """Of the others: calls that are taken, and some that are not."""
@@ -323,6 +338,8 @@ def test_parameters_that_a_schema_does_not_name(tokens: LLTokenizer) -> None:
             ("hermes", CALL),
             ("lfm", '<|tool_call_start|>[weather(a=1, b="c")]<|tool_call_end|>'),
             ("qwen-xml", "<tool_call>\n<function=weather>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"),
+            ("gemma4", '<|tool_call>call:weather{a:1,b:{c:[<|"|>d<|"|>,null]}}<tool_call|>'),
+            ("gemma4", "<|tool_call>call:weather{}<tool_call|>"),
         ):
             assert takes(tokens, grammar_for(BY_NAME[name], [function], "required"), call), name
 
@@ -344,6 +361,49 @@ def test_a_strict_function_may_have_parameters_that_it_does_not_name(tokens: LLT
     grammar = grammar_for(BARE, [{"type": "function", "function": function}], "required")
     assert takes(tokens, grammar, CALL)
     assert not takes(tokens, grammar, CALL.replace('"Paris"', "3"))
+
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "tree": {"$ref": "#/$defs/tree"},
+        "either": {
+            "anyOf": [{"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2}, {"const": {"a": [1]}}]
+        },
+        "text": {"type": ["string", "null"]},
+        "none": {"type": "array", "maxItems": 0},
+        "Any": {},
+    },
+    "$defs": {"tree": {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}, "kind": {"enum": ["a", 1]}}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "taken"),
+    [
+        ("{}", True),
+        ('{Any:[1,<|"|>a<|"|>,{b:null}],either:[1,2],none:[],text:null,tree:{kind:1,left:{left:{kind:<|"|>a<|"|>}}}}', True),
+        ('{either:{a:[1]},text:<|"|>a\nb<|"|>}', True),
+        ("{either:[]}", False),
+        ("{either:[1,2,3]}", False),
+        ("{none:[1]}", False),
+        ("{text:1}", False),
+        ("{tree:{kind:2}}", False),
+        ("{tree:{left:{right:{}}}}", False),
+    ],
+)
+def test_bare_keys_inside_of_values(tokens: LLTokenizer, arguments: str, taken: bool) -> None:
+    function = {"type": "function", "function": {"name": "f", "parameters": NESTED}}
+    grammar = grammar_for(BY_NAME["gemma4"], [function], "required")
+    assert takes(tokens, grammar, f"<|tool_call>call:f{arguments}<tool_call|>") is taken
+
+
+def test_quotes_of_gemma_are_tokens(tokens: LLTokenizer) -> None:
+    controls = {"<|tool_call>": 1, "<tool_call|>": 2, '<|"|>': 3, "<|channel>": 4, "<channel|>": 5}
+    matcher = compiled(tokens, grammar_for(BY_NAME["gemma4"], tools(), "required", controls=controls))
+    ids = [4, *tokens.tokenize_str("thought\nHm."), 5, 1, *tokens.tokenize_str("call:weather{city:"), 3]
+    assert matcher.consume_tokens([*ids, *tokens.tokenize_str('Paris "a"'), 3, *tokens.tokenize_str("}"), 2])
+    assert matcher.is_accepting()
 
 
 def test_strings_of_python_have_no_escapes_of_json_alone(tokens: LLTokenizer) -> None:
@@ -504,7 +564,7 @@ def test_whatever_a_model_writes_is_a_valid_call(tokens: LLTokenizer, name: str)
         (call,) = message["tool_calls"]
         assert message["content"] == ""
         arguments = json.loads(call["function"]["arguments"])
-        if family.calls is not None and family.calls.syntax == "xml":
+        if family.calls is not None and family.calls.syntax in ("xml", "keyed"):
             arguments.pop("name", None)  # free text
         jsonschema_rs.validate(schemas[call["function"]["name"]], arguments)
 
@@ -570,6 +630,31 @@ def test_random_schemas(tokens: LLTokenizer, count: int) -> None:
             jsonschema_rs.validate(schema, value_of(answer))
         whole += (reply is not None) + (answer is not None)
     assert whole > count  # more than half of them come to an end
+
+
+def without_limits(schema: Any) -> Any:
+    """A schema whose strings are any."""
+    if isinstance(schema, list):
+        return [*map(without_limits, schema)]
+    if not isinstance(schema, dict):
+        return schema
+    return {"type": "string"} if schema.get("type") == "string" else {key: without_limits(one) for key, one in schema.items()}
+
+
+@pytest.mark.parametrize("count", [25, pytest.param(200, marks=pytest.mark.slow)])
+def test_random_schemas_of_bare_keys(tokens: LLTokenizer, count: int) -> None:
+    dice = random.Random(count)
+    whole = 0
+    family = Family("bare-keys", BY_NAME["gemma4"].calls)
+    for number in range(count):
+        schema = without_limits(some_object(dice))
+        tool = {"type": "function", "function": {"name": f"f{number}", "parameters": schema, "strict": True}}
+        reply = written(tokens, compiled(tokens, grammar_for(family, [tool], "required", parallel=False)), dice)
+        if reply is not None:
+            (call,) = message_of([*(parser := Parser(family, tools=[tool])).feed(reply), *parser.end()])["tool_calls"]
+            jsonschema_rs.validate(schema, value_of(call["function"]["arguments"]))
+            whole += 1
+    assert whole > count // 2
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

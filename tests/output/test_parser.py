@@ -184,6 +184,28 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ),
     ("harmony", f" to=functions.weather<|channel|>commentary json<|message|>{PARIS}", "", [("weather", PARIS)]),
 ]
+BARE_KEYS = [
+    (
+        'I look.<|tool_call>call:weather{city:<|"|>Paris<|"|>,days:3}<tool_call|><|tool_call>call:other{}<tool_call|>',
+        "I look.",
+        [("weather", PARIS), ("other", "{}")],
+    ),
+    (
+        '<|tool_call>call:other{a:<|"|>x "y"\n{,<|"|>,b:[<|"|><|"|>,-2.5,true,None,'
+        '[],{k:{}}],c:{d e:null,f:<|"|>}<|"|>}}<tool_call|>',
+        "",
+        [("other", r'{"a": "x \"y\"\n{,", "b": ["", -2.5, true, null, [], {"k": {}}], "c": {"d e": null, "f": "}"}}')],
+    ),
+    (  # as models err: blanks, other quotes, commas too many or too few, a string without quotes
+        '<|tool_call>call: weather {\n "city" : "Rome", \n<|"|>days<|"|>: 3 ,exact:True,x:as is,'
+        "where:{a:1,}, y:[1 ,]} <tool_call|>.",
+        ".",
+        [("weather", '{"city": "Rome", "days": 3, "exact": true, "x": "as is", "where": {"a": 1}, "y": [1]}')],
+    ),
+    ('<|tool_call>call:other{q":1,é:2}<tool_call|>', "", [("other", r'{"q\"": 1, "é": 2}')]),
+    ("<|tool_call>call:weather{city:3,days:4}<tool_call|>", "", [("weather", '{"city": "3", "days": 4}')]),
+]
+CASES += [("gemma4", *case) for case in BARE_KEYS]
 IDS = [f"{number}-{case[0]}" for number, case in enumerate(CASES)]
 
 
@@ -311,6 +333,7 @@ FRAGMENTS = sorted(
         "<",
         "<|",
         "[TOOL",
+        "call:f{a:",
         '"a\t\\"b\n"',
         "city",
         "=",
@@ -500,6 +523,44 @@ def test_malformed_calls(reply: str, content: str, calls: list[tuple[str, str]])
 
 
 @pytest.mark.parametrize(
+    ("reply", "content", "calls"),
+    [
+        ("<|tool_call>weather", "<|tool_call>weather", []),
+        ("<|tool_call>call:two words{}<tool_call|>", "<|tool_call>call:two words{}<tool_call|>", []),
+        ("<|tool_call>call:f{a}<tool_call|>", "a}<tool_call|>", [("f", "{")]),
+        ("<|tool_call>call:f{a:1", "", [("f", '{"a": ')]),
+        ("<|tool_call>call:f{a:1,b", "", [("f", '{"a": 1')]),
+        ('<|tool_call>call:f{a:<|"|>x<|', "", [("f", '{"a": "x')]),
+        ('<|tool_call>call:f{a:"x\\', "", [("f", '{"a": "x\\')]),
+        ("<|tool_call>call:f{a:1}", "", [("f", '{"a": 1}')]),
+        ("<|tool_call>call:f{a:1} So", "So", [("f", '{"a": 1}')]),
+    ],
+)
+def test_malformed_calls_with_bare_keys(reply: str, content: str, calls: list[tuple[str, str]]) -> None:
+    assert told("gemma4", reply) == (content, "", calls)
+    assert told("gemma4", *reply) == (content, "", calls)
+
+
+def test_any_number_of_brackets_is_no_error() -> None:
+    for bracket in ("[", "{a:"):
+        ((name, arguments),) = told("gemma4", "<|tool_call>call:f{a:" + bracket * 50_000)[2]
+        assert (name, len(arguments) > 50_000) == ("f", True)
+
+
+def test_a_string_with_bare_keys_streams() -> None:
+    parser = Parser(BY_NAME["gemma4"], tools=True)
+    assert parser.feed('<|tool_call>call:f{a:<|"|>x\n') == [ToolCallStart(0, "f"), ToolCallDelta(0, '{"a": "x\\n')]
+    assert parser.feed('y<|"|>,b:1') == [ToolCallDelta(0, 'y", "b": ')]
+    assert parser.feed("2}") == [ToolCallDelta(0, "12}")]
+
+
+def test_reasoning_of_gemma() -> None:
+    reply = "<|channel>thought\nHm.\n<channel|>Yes.<|tool_call>call:f{}<tool_call|>"
+    assert told("gemma4", reply) == told("gemma4", *reply) == ("Yes.", "Hm.", [("f", "{}")])
+    assert told("gemma4", "<|channel>thought\n<channel|>Yes.") == ("Yes.", "", [])
+
+
+@pytest.mark.parametrize(
     ("family", "begun"),
     [
         ("hermes", "<tool_call>"),
@@ -507,6 +568,7 @@ def test_malformed_calls(reply: str, content: str, calls: list[tuple[str, str]])
         ("hermes", '<tool_call>\n{"name": "f", "arguments"'),
         ("qwen-xml", "<tool_call>\n<function=rea"),
         ("mistral", "[TOOL_CALLS]rea"),
+        ("gemma4", "<|tool_call>call:rea"),
         ("harmony", "<|start|>assistant<|channel|>commentary to=functions.f"),
     ],
 )

@@ -93,6 +93,14 @@ WRITTEN: dict[str, str] = {
         header="<|start|>assistant",
         end="",
     ),
+    "gemma4": template(
+        "<|tool_call>call:{{ call.name }}{{ '{' }}"
+        "{% for k, v in call.arguments | dictsort %}"
+        '{{ k }}:{% if v is string %}<|"|>{{ v }}<|"|>{% else %}{{ v }}{% endif %}{% if not loop.last %},{% endif %}'
+        "{% endfor %}}<tool_call|>",
+        header="<|turn>model\n",
+        end="<turn|>\n",
+    ),
     "lfm": template(
         "{{ call.name }}({% for k, v in call.arguments | items %}{{ k }}={{ v | tojson }}{% if not loop.last %}, {% endif %}"
         "{% endfor %})",
@@ -150,6 +158,16 @@ def test_the_reasoning_of_nemotron() -> None:
     strips = "{% set parts = ''.split('</think>') %}"
     found = family_of(Template(shown + strips + WRITTEN["nemotron"], {}))
     assert (found.name, found.reasoning) == ("nemotron", THINK)
+
+
+def test_the_reasoning_of_gemma() -> None:
+    """Its template ends a prompt with reasoning that is empty, where a reply shall have none."""
+    nothing = "<|channel>thought\n<channel|>"
+    source = WRITTEN["gemma4"].removesuffix("{% endif %}") + "{% if not enable_thinking %}" + nothing + "{% endif %}{% endif %}"
+    found = family_of(Template(source, {}))
+    assert (found.name, found.reasoning) == ("gemma4", BY_NAME["gemma4"].reasoning)
+    assert {"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'} < set(found.visible)
+    assert not found.opened(Template(source, {}).render([{"role": "user", "content": "?"}]))
 
 
 def test_tools_that_do_not_reach_the_text_are_listed_by_us() -> None:

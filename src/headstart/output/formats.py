@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ToolCallSyntax = Literal["object", "list", "named", "xml", "python", "channels"]
+ToolCallSyntax = Literal["object", "list", "named", "xml", "python", "keyed", "channels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,14 @@ class ToolCallFormat:
 
     Attributes:
         syntax: `object` a JSON object with name and arguments; `list` a JSON list of such; `named` a name, `separator` and
-            JSON arguments; `xml` a name and parameters between markers; `python` a list of Python calls; `channels` messages
-            to a recipient, as gpt-oss writes them.
+            JSON arguments; `xml` a name and parameters between markers; `python` a list of Python calls; `keyed` a name and
+            an object with bare keys, whose strings stand between two of `quote`, without escapes; `channels` messages to a
+            recipient, as gpt-oss writes them.
         begin, finish: around all calls of a reply; around each of them if `each`.
         open, close: around each call; around all of them where they are a list. Without `open`, a call can only be what a
             reply begins with, and is known by its shape.
         name, arguments: the keys of an `object`, as the template writes them.
-        prefix, separator: of a `named` call: before its name, and between name and arguments.
+        prefix, separator: of a `named` call: before its name, and between name and arguments. A `keyed` one has a prefix too.
         name_pattern: a regular expression for the text in place of the name; its group is the function's name.
         name_end, key, key_end, value_end: of an `xml` call: what follows its name; around the name of a parameter; after
             its value.
@@ -58,6 +59,7 @@ class ToolCallFormat:
     key: str = ""
     key_end: str = ""
     value_end: str = ""
+    quote: str = ""
     blank: str = ""
     between: str = ""
     each: bool = False
@@ -72,7 +74,7 @@ class ToolCallFormat:
     def markers(self) -> tuple[str, ...]:
         """All markers; they may be control tokens of the model."""
         parts = (self.begin, self.open, self.prefix, self.separator, self.key, self.key_end, self.value_end, self.close)
-        return tuple(dict.fromkeys(marker.strip() for marker in (*parts, self.finish) if marker.strip()))
+        return tuple(dict.fromkeys(marker.strip() for marker in (*parts, self.quote, self.finish) if marker.strip()))
 
 
 @dataclass(frozen=True, slots=True)

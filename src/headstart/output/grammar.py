@@ -3,9 +3,10 @@
 Grammars are Lark's as llguidance reads them. What is guaranteed, once a call begins:
 
 * JSON arguments (`object`, `list`, `named`, `channels`): the name is a known one, the arguments are valid by its schema.
-* `xml`, `python`: the names of function and parameters are known ones, required parameters are there, in the schema's order
-  and once. Values are valid by their own schemas, except plain strings in `xml`: these are free text. Rules that concern
-  several parameters together are not enforced.
+* `xml`, `python`, `keyed`: the names of function and parameters are known ones, required parameters are there, in the order
+  of the schema (`keyed`: sorted, as templates write them) and once. Values are valid by their own schemas, except plain
+  strings in `xml` and `keyed`: these are free text. Rules that concern several parameters together are not enforced, nor in
+  `keyed` what a schema says beside types, constants, alternatives, members and items.
 
 Parameters that a schema does not name are not written, unless it says so. If it names none, they are free, but not with
 `strict`: OpenAI's reference says that a function without `parameters` has an empty list of them. A schema without
@@ -133,6 +134,17 @@ class _Rules:
         markers = (f"{_ANY}{_escaped(marker)}" for marker in without if marker and marker not in self._controls)
         return self.add(name, _except(_ANY, [*markers, *not_first]))
 
+    def members(self, name: str, parts: Sequence[tuple[str, bool]], comma: str) -> str:
+        """The symbol of `parts` in their order, with commas between. Each has whether it must be there."""
+        # For each place two rules: what may follow where nothing stands before, and where something does.
+        self.add(f"{name}_{len(parts)}", '""')
+        self.add(f"more_{name}_{len(parts)}", '""')
+        for at, (part, needed) in enumerate(parts):
+            rest = f"{part} more_{name}_{at + 1}"
+            self.add(f"{name}_{at}", rest + ("" if needed else f" | {name}_{at + 1}"))
+            self.add(f"more_{name}_{at}", f"{_quoted(comma)} {rest}" + ("" if needed else f" | more_{name}_{at + 1}"))
+        return f"{name}_0"
+
 
 def _plain(
     rules: _Rules,
@@ -195,6 +207,9 @@ def _calls(rules: _Rules, calls: ToolCallFormat, functions: Sequence[Mapping[str
         case "named":
             names = ((rules.text(calls.prefix + function["name"] + calls.separator), function) for function in functions)
             call = " | ".join(f"{name} {_arguments(function)}" for name, function in names)
+        case "keyed":
+            keyed = (_KeyedCall(rules, calls, number, function) for number, function in enumerate(functions))
+            call = " | ".join(each.call() for each in keyed)
         case "xml":
             blank, seam = "", "NL?"
             rules.add("NL", r"/\n{1,2}/")
@@ -253,18 +268,118 @@ def _python(rules: _Rules, number: int, function: Mapping[str, Any], before: str
         given = f'/[a-zA-Z_][a-zA-Z0-9_]*/ "=" {_json({}, {}, strict=False)}'
         rules.add(name, f'({given} (", " {given})*)?')
     elif before == "[":
-        # For each place two rules: what may follow where nothing stands before, and where something does.
-        rules.add(f"{name}_{len(properties)}", '""')
-        rules.add(f"more_{name}_{len(properties)}", '""')
-        for at, (key, schema) in enumerate(properties.items()):
+        parts = []
+        for key, schema in properties.items():
             boolean = types_of(schema) == {"boolean"}
             value = '("True" | "False")' if boolean else _json(schema, root, strict=strict)
-            part = f"{_quoted(key + '=')} {value} more_{name}_{at + 1}"
-            skipped = key not in required
-            rules.add(f"{name}_{at}", part + (f" | {name}_{at + 1}" if skipped else ""))
-            rules.add(f"more_{name}_{at}", f'", " {part}' + (f" | more_{name}_{at + 1}" if skipped else ""))
-        rules.add(name, f"{name}_0")
+            parts.append((f"{_quoted(key + '=')} {value}", key in required))
+        rules.add(name, rules.members(name, parts, ", "))
     return f"{_quoted(before + function['name'] + '(')} {name} {_quoted(')')}"
+
+
+class _KeyedCall:
+    """The symbols of a `keyed` call. Its values are no JSON, so they have rules of their own."""
+
+    def __init__(self, rules: _Rules, calls: ToolCallFormat, number: int, function: Mapping[str, Any]) -> None:
+        self._rules = rules
+        self._head = rules.text(calls.prefix) + " " + _quoted(function["name"])
+        self._quote = calls.quote
+        self._name = f"keyed_{number}"
+        self._root, *_ = _parameters(function)
+        self._strict = bool(function.get("strict"))
+        self._found: dict[str, str] = {}  # rules of definitions, which may contain themselves
+        self._count = 0
+
+    def call(self) -> str:
+        return f"{self._head} {self._object(self._root, whole=self._strict)}"
+
+    def _new(self) -> str:
+        self._count += 1
+        return f"{self._name}_v{self._count}"
+
+    def _value(self, schema: Any) -> str:
+        if not isinstance(schema, Mapping):
+            return self._any()
+        if isinstance(reference := schema.get("$ref"), str):
+            return self._defined(reference)
+        constants = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(constants, list | tuple) and constants:
+            return f"({' | '.join(map(self._constant, constants))})"
+        options = schema.get("anyOf") or schema.get("oneOf")
+        if not isinstance(options, list | tuple) or not options:
+            kinds = sorted(types_of(schema))
+            if len(kinds) == 1:
+                return self._typed(kinds[0], schema)
+            options = [{**schema, "type": kind} for kind in kinds]
+        return f"({' | '.join(map(self._value, options))})" if options else self._any()
+
+    def _typed(self, kind: str, schema: Mapping[str, Any]) -> str:
+        match kind:
+            case "string":
+                return self._string()
+            case "array":
+                return self._list(schema)
+            case "object":
+                return self._object(schema, whole=False)
+        return _json(schema, {}, strict=self._strict)
+
+    def _defined(self, reference: str) -> str:
+        schema: Any = self._root
+        for step in reference.split("/")[1:]:
+            schema = schema.get(step) if isinstance(schema, Mapping) else None
+        if not reference.startswith("#/") or not isinstance(schema, Mapping):
+            return self._any()
+        if reference not in self._found:
+            name = self._found[reference] = self._new()
+            self._rules.add(name, self._value(schema))
+        return self._found[reference]
+
+    def _string(self) -> str:
+        return f"{self._rules.text(self._quote)} {self._rules.until(self._new(), self._quote)}"
+
+    def _list(self, schema: Mapping[str, Any]) -> str:
+        least, most = schema.get("minItems"), schema.get("maxItems")
+        low = least if isinstance(least, int) and least > 0 else 0
+        high = max(most, low) - 1 if isinstance(most, int) else ""
+        if high == -1:
+            return _quoted("[]")
+        item = self._new()
+        self._rules.add(item, self._value(schema.get("items")))
+        items = f'{item} ("," {item}){{{max(low - 1, 0)},{high}}}'
+        return f'"[" {items} "]"' if low else f'"[" ({items})? "]"'
+
+    def _object(self, schema: Mapping[str, Any], *, whole: bool) -> str:
+        """`whole`: whether an object without properties has no members."""
+        _, properties, required = _parameters({"parameters": schema})
+        if not properties and (not whole or _ALONE & set(schema)):
+            return self._members_at_will()
+        ordered = sorted(properties.items(), key=lambda item: item[0].lower())
+        parts = [(f"{_quoted(key + ':')} {self._value(value)}", key in required) for key, value in ordered]
+        return f'"{{" {self._rules.members(self._new(), parts, ",")} "}}"'
+
+    def _constant(self, value: Any) -> str:
+        quote = self._rules.text(self._quote)
+        if isinstance(value, str):
+            return f"{quote} {_quoted(value)} {quote}"
+        if isinstance(value, Mapping):
+            members = [f"{_quoted(f'{key}:')} {self._constant(item)}" for key, item in sorted(value.items())]
+        elif isinstance(value, list | tuple):
+            members = [*map(self._constant, value)]
+        else:
+            return _quoted(json.dumps(value))
+        opening, closing = "{}" if isinstance(value, Mapping) else "[]"
+        return " ".join([_quoted(opening), ' "," '.join(members), _quoted(closing)])
+
+    def _any(self) -> str:
+        if "" not in self._found:
+            name = self._found[""] = self._new()
+            plain = _json({"type": ["number", "boolean", "null"]}, {}, strict=False)
+            self._rules.add(name, f'{self._string()} | {plain} | {self._members_at_will()} | "[" ({name} ("," {name})*)? "]"')
+        return self._found[""]
+
+    def _members_at_will(self) -> str:
+        member = f'/[a-zA-Z_][a-zA-Z0-9_.-]*/ ":" {self._any()}'
+        return f'"{{" ({member} ("," {member})*)? "}}"'
 
 
 def _parameters(function: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], frozenset[str]]:

@@ -24,6 +24,7 @@ _TOO_MANY = " \t\r\n}"
 
 _WORD = re.compile(r"[\w.]*")
 _NEXT = re.compile(r"\s*,?\s*[\w.]*\s*")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _XML_NAME = re.compile(r"[^\s<>\"'{}\[\]]+")
 
 
@@ -82,6 +83,8 @@ class CallReader:
                 called = yield from self._named()
             case "xml":
                 return (yield from self._xml())
+            case "keyed":
+                called = yield from self._keyed()
             case _:
                 called = yield from self._listed()
         if called and self._calls.syntax == "object" and self._calls.close:
@@ -281,6 +284,83 @@ class CallReader:
         self._argue("{}" if lead == "{" else "}")
         return True
 
+    def _keyed(self) -> Incremental[bool]:
+        scan = self._scan
+        yield from scan.blanks()
+        yield from scan.take(self._calls.prefix)
+        head = yield from scan.within(SHORT, "{")
+        name = head[0].strip() if head else ""
+        if not _XML_NAME.fullmatch(name):
+            return False
+        self._call(name)
+        properties = self._schemas.get(name, {}).get("properties")
+        if not (yield from self._members(properties if isinstance(properties, Mapping) else {})):
+            self._back()
+        return True
+
+    def _members(self, properties: Mapping[str, Any]) -> Incremental[bool]:
+        """An object with bare keys, as JSON; False if it breaks off. `properties`: the schemas of its members."""
+        scan, quote = self._scan, self._calls.quote
+        closing: list[str] = []  # the brackets that are open: no recursion, for a model may open any number
+        lead, schema = "", None
+        while True:
+            scan.keep()
+            yield from scan.blanks(_BETWEEN if closing else None)
+            char = yield from scan.peek()
+            if closing and char and char in "}]":
+                yield from scan.take(char)
+                self._argue(closing.pop())
+                lead = ", "
+                if not closing:
+                    return True
+                continue
+            if not char:
+                return False
+            if closing[-1:] == ["}"]:
+                found = yield from scan.within(SHORT, ":", "}")
+                if found is None or not (yield from scan.take(":")):
+                    return False
+                key = _bare(found[0].strip(), quote, '"')
+                schema = properties.get(key) if len(closing) == 1 else None
+                lead += f"{_json(key)}: "
+                scan.keep()
+                yield from scan.blanks()
+                char = yield from scan.peek()
+            self._argue(lead)
+            if char and char in "{[":
+                yield from scan.take(char)
+                self._argue(char)
+                closing.append("}" if char == "{" else "]")
+                lead, schema = "", None
+            elif not (yield from self._bare_value(schema)):
+                return False
+            else:
+                lead = ", "
+
+    def _bare_value(self, schema: Any) -> Incremental[bool]:
+        """A string, number or word, as JSON; False if it breaks off."""
+        scan, quote = self._scan, self._calls.quote
+        whole = True
+        if (yield from scan.take(quote)):
+            scan.kept = None
+            self._argue('"')
+            whole = bool((yield from scan.until((quote,), lambda text: self._argue(_json(text)[1:-1]))))
+            self._argue('"' if whole else "")
+        elif (yield from scan.peek()) == '"':
+            scan.kept = None
+            whole = yield from scan.value(self._argue)
+        else:
+            found = yield from scan.within(SHORT, ",", "}", "]")
+            if found is None:
+                return False
+            # Without quotes it is a string only where nothing else is allowed, by a model's mistake.
+            word, string = found[0].strip(), types_of(schema) == {"string"}
+            number = not string and _NUMBER.fullmatch(word)
+            self._argue(word if number else _json(cast(word, schema if string else None)))
+        if not whole:
+            scan.drop()  # perhaps the beginning of a quote
+        return whole
+
     def _python(self) -> Incremental[bool]:
         """Python calls up to the bracket that closes their list."""
         scan, count = self._scan, self.count
@@ -307,6 +387,14 @@ def _unquoted(text: str) -> str:
         return paired(json.loads(text, strict=False))
     except ValueError:
         return text
+
+
+def _bare(key: str, *quotes: str) -> str:
+    """A key without the quotes around it, if it has some."""
+    for quote in quotes:
+        if len(key) >= 2 * len(quote) and key.startswith(quote) and key.endswith(quote):
+            return key[len(quote) : len(key) - len(quote)]
+    return key
 
 
 def _json(value: Any) -> str:

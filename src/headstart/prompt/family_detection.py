@@ -31,6 +31,7 @@ REASONINGS = (
     ReasoningFormat("<seed:think>", "</seed:think>"),
     ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningFormat("◁think▷", "◁/think▷"),
+    ReasoningFormat("<|channel>thought", "<channel|>"),
     ReasoningFormat("Here is my thought process:", "Here is my response:"),
 )
 """Searched in this order in a template's source."""
@@ -134,6 +135,12 @@ FAMILIES = (
         "harmony",
         ToolCallFormat("channels"),
         extra=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"),
+    ),
+    Family(
+        "gemma4",
+        ToolCallFormat("keyed", open="<|tool_call>", prefix="call:", quote='<|"|>', close="<tool_call|>"),
+        ReasoningFormat("<|channel>thought", "<channel|>"),
+        extra=("<|channel>",),
     ),
     Family("lfm-json", ToolCallFormat("list", open="<|tool_call_start|>", close="<|tool_call_end|>")),
     Family("lfm", ToolCallFormat("python", open="<|tool_call_start|>", close="<|tool_call_end|>")),
