@@ -1063,3 +1063,27 @@ def test_what_has_just_been_pinned_is_heard_of_at_the_next_look() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_what_another_server_could_not_delete_is_found_at_the_next_clean_up() -> None:
+    """The simulation's fault: one server could neither delete an object nor give it a row again, and then its disk failed. The
+    other one wrote as if the object were not there."""
+    history = Scenario(
+        28011472,
+        Setup(stateful=True, slots=3, objects=18, tenants=4, transfer=1024, explain=False, share=0.6, mixed=True),
+        (
+            Happening(0.8119, "ask", who=1, talk=2, how="turn", size=12, seed=1070736253, reply=11),
+            Happening(1.0, "second", reply=1),
+            Happening(11.535, "ask", who=2, talk=1, how="turn", size=9, seed=557027626, reply=9),
+            Happening(11.714, "fault", how="short_write", size=3, reply=1),
+            Happening(11.8392, "pin", who=3, talk=1, size=100, reply=1),
+            Happening(11.9205, "fault", how="eacces", reply=1),
+            Happening(12.71, "fault", how="eperm", reply=1),
+            Happening(14.5545, "fault", how="sql_readonly", size=10, reply=1),
+            Happening(15.6981, "ask", talk=1, how="turn", size=12, seed=508694433, reply=9),
+            Happening(20.9436, "fault", how="enospc", reply=1),
+            Happening(24.4676, "fault", how="eio", reply=1),
+            Happening(34.7258, "restart", seed=716132508, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

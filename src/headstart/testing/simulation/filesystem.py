@@ -38,6 +38,7 @@ class FileSystem:
         gone: those that were not stored again.
         put_aside: keys of objects that a server has put into quarantine.
         stuck: when a file could not be deleted last, in seconds since 1970.
+        undeleted: keys of objects that could not be deleted, each with the process that has tried it last.
     """
 
     def __init__(self, disk: VirtualDisk, faults: Faults, real: Path) -> None:
@@ -51,6 +52,7 @@ class FileSystem:
         self.gone: set[bytes] = set()
         self.put_aside: set[bytes] = set()
         self.stuck = float("-inf")
+        self.undeleted: dict[bytes, Process] = {}
         self._opened: dict[int, OpenFile] = {}
         self._next = 1000
         self._locks = FileLocks()
@@ -227,6 +229,8 @@ class FileSystem:
             self.call("unlink", name)
         except OSError:
             self.stuck = self.now()
+            if self._is_object(name) and (task := world().task) is not None:
+                self.undeleted[_key_of(name)] = task.process
             raise
         if (real := self.is_real(name)) is not None:
             if name.endswith(_REAL):

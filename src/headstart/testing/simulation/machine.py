@@ -32,7 +32,7 @@ from headstart.testing.simulation.pinned import PinnedChains, limits
 from headstart.testing.simulation.server import SimulatedServer, disk_budget, options
 from headstart.testing.simulation.shared_checks import SharedChecks
 from headstart.testing.simulation.shared_store import StoreSite
-from headstart.testing.simulation.tasks import Process
+from headstart.testing.simulation.tasks import Process, Task
 from headstart.testing.simulation.violation import Violation, require
 from headstart.tiers.disk import Disk, FormatError, format
 
@@ -99,7 +99,7 @@ class SimulatedMachine:
                     if one.disk is not None and one.disk._disk is not None:
                         whose = known if task is not None and one.process is task.process else elsewhere
                         whose.update(one.disk._disk._strange)
-                checking.space(self.files, disk_budget(self.setup), known, elsewhere, lambda: self._left & self._unlisted())
+                checking.space(self.files, disk_budget(self.setup), known, elsewhere, lambda: self._unknown(task))
             self.checks.pinned.files(self.files)
         except Violation as error:  # a server would take it for an error of the disk
             self.violation = self.violation or error
@@ -154,6 +154,13 @@ class SimulatedMachine:
                 name = server.process.name.rpartition(" ")[0]
                 self.returning += 1
                 self.here.spawn(partial(self._again, name), "start again", self.clients)
+
+    def _unknown(self, task: Task | None) -> set[bytes]:
+        """The objects without a row of which the one who writes need not know, because others have left them: processes that
+        were killed, or could not delete them before their disk failed.
+        """
+        others = {key for key, process in self.files.undeleted.items() if task is None or process is not task.process}
+        return (self._left | others) & self._unlisted()
 
     def _unlisted(self) -> set[bytes]:
         """The objects without a row."""
