@@ -52,6 +52,7 @@ IN_PIECES: tuple[tuple[ModuleType, str, object], ...] = (
     (write_behind, "SOME", 4),
     (write_behind, "BACKLOG", 12),
     (catalog_watch, "PIECE", 3),
+    (catalog_watch, "LARGE", 8),
     (store, "AT_ONCE", 4),
     (store, "PIECE", 3),
     (store, "CHECKED", 0),
