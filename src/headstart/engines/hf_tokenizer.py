@@ -17,6 +17,12 @@ from headstart.interfaces.engine import Control
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>\Z")
 _SPACE = "▁"  # how SentencePiece writes a space
+_MARKER = re.compile(r"<\|.*\|>|<｜.*｜>|\[\|.*\|\]|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]")
+"""Names that only control tokens have. Texts of replies have others: `<think>`, `<tool_call>`."""
+_TURN = re.compile(
+    r"[<\[](?:.*[^a-z])?(?:assistant|bot|human|inst|message|model|role|system|turn|user)(?:[^a-z].*)?[>\]]", re.I
+)
+"""Names of markers of turns. Other tokens can have them too, so the chat template must contain the token."""
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -39,6 +45,15 @@ class HFTokenizer:
         form, options = read_json(path), read_json(folder / "tokenizer_config.json")
         _join_nothing(form.get("pre_tokenizer"))
         _join_nothing(form.get("normalizer"))
+        self.names = {name: text for name in _NAMES if (text := _text(options.get(name))) is not None}
+        self.chat_template = _template(folder, options)
+        added = [
+            token for token in form.get("added_tokens") or () if isinstance(token, dict) and {"content", "id"} <= token.keys()
+        ]
+        eos = self.names.get("eos_token")
+        self.eog = _ends(folder, next((token["id"] for token in added if token["content"] == eos), None))
+        for token in added:  # before the library reads it: it finds all other added tokens in any text
+            token["special"] = token.get("special") or self._is_control(token)
         try:
             self._tokenizer = Tokenizer.from_str(json.dumps(form))
         except Exception as error:  # the library has no exception of its own
@@ -48,16 +63,14 @@ class HFTokenizer:
         self._tokenizer.no_padding()
         # Texts of control tokens in a message stay text.
         self._tokenizer.encode_special_tokens = True
-        special = [token for token in form.get("added_tokens", ()) if token.get("special")]
         self.controls: tuple[Control, ...] = tuple(
-            Control(token["content"], token["id"], bool(token.get("lstrip")), bool(token.get("rstrip"))) for token in special
+            Control(token["content"], token["id"], bool(token.get("lstrip")), bool(token.get("rstrip")))
+            for token in added
+            if token["special"]
         )
         by_text = {control.text: control for control in self.controls}
-        self.names = {name: text for name in _NAMES if (text := _text(options.get(name))) is not None}
         bos = by_text.get(self.names.get("bos_token", ""))
         self.bos = bos if bos is not None and _adds_bos(form, options, bos) else None
-        self.eog = _ends(folder, by_text.get(self.names.get("eos_token", "")))
-        self.chat_template = _template(folder, options)
         self._bytes = self._all_bytes(form)
         self.n_vocab = len(self._bytes)
 
@@ -71,6 +84,13 @@ class HFTokenizer:
 
     def close(self) -> None:
         return
+
+    def _is_control(self, token: dict[str, Any]) -> bool:
+        """Whether an added token is a control token although the file does not say so. DeepSeek's `<｜User｜>` is one."""
+        text = token["content"]
+        named = token["id"] in self.eog or text == self.names.get("bos_token")
+        turn = text in (self.chat_template or "") and _TURN.fullmatch(text) is not None
+        return named or turn or _MARKER.fullmatch(text) is not None
 
     def _all_bytes(self, form: dict[str, Any]) -> list[bytes]:
         names: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -123,8 +143,8 @@ def _adds_bos(form: dict[str, Any], options: dict[str, Any], bos: Control) -> bo
     return json.dumps(bos.text) in json.dumps(form.get("post_processor"))
 
 
-def _ends(folder: Path, eos: Control | None) -> frozenset[int]:
-    found = {eos.id} if eos is not None else set[int]()
+def _ends(folder: Path, eos: int | None) -> frozenset[int]:
+    found = {eos} if eos is not None else set[int]()
     for name in ("generation_config.json", "config.json"):
         ends = read_json(folder / name).get("eos_token_id")
         if ends is not None:
