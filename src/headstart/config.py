@@ -58,6 +58,10 @@ class Kind:
     def is_path(self) -> bool:
         return os.PathLike in self.written
 
+    @property
+    def is_address(self) -> bool:
+        return self.metavar == "URL"
+
 
 def _is_number(value: object) -> bool:
     """Whether it is a finite number."""

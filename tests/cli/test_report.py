@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headstart.tiers.shared.keys import FleetKeys
 from headstart.version import __version__
 from process import Here
 
@@ -36,6 +37,30 @@ def test_it_has_no_keys_and_no_folders(tiny_model: Path, here: Here) -> None:
     assert [found[name] for name in secret] == ["(set)"] * 3
     assert "secret" not in result.stdout
     assert str(tiny_model.parent) not in result.stdout
+
+
+def test_of_an_address_it_has_the_scheme_only(tiny_model: Path, here: Here) -> None:
+    """Fault: it showed the password of the shared store, and hosts and buckets."""
+    addresses = (
+        ("valkey://:hunter2@db.secret:6379", "valkey://…"),
+        ("s3://secret?endpoint=http://jo:hunter2@s3.secret", "s3://…"),
+        ("secret-hunter2", "(set)"),
+    )
+    for address, shown in addresses:
+        result = here("doctor", str(tiny_model), *SMALL, "--report", HEADSTART_SHARED=address)
+        found = lines_of(result.stdout)
+        assert (found["HEADSTART_SHARED"], found["shared"]) == (shown, shown)
+        assert "secret" not in result.stdout + result.stderr
+        assert "hunter2" not in result.stdout + result.stderr
+
+
+def test_the_store_that_a_loaded_model_uses_is_named_by_its_scheme(tmp_path: Path, tiny_model: Path, here: Here) -> None:
+    FleetKeys.generate().save(keys := tmp_path / "keys")
+    (folder := tmp_path / "secret").mkdir()
+    result = here("doctor", str(tiny_model), *SMALL, "--report", "--shared", folder.as_uri(), "--shared-key-file", str(keys))
+    assert result.returncode == 0, result.stderr
+    assert lines_of(result.stdout)["shared store"].startswith("file://…, ")
+    assert "secret" not in result.stdout
 
 
 def test_a_model_that_cannot_be_loaded_is_part_of_the_report(tmp_path: Path, here: Here) -> None:

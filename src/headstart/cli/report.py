@@ -1,6 +1,7 @@
 """Report: what an issue about headstart needs, without private data.
 
-It has versions, facts about the machine and the model, and settings. It has no prompts, replies, keys or names of folders.
+It has versions, facts about the machine and the model, and settings. It has no prompts, replies, keys, addresses or names of
+folders.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ PACKAGES = ("llama-cpp-python", "llguidance", "fastapi", "uvicorn", "pydantic", 
 """Packages whose version often decides whether a fault can be reproduced."""
 
 PREFIX = "HEADSTART_"
-SHOWN = {as_variable(name) for name, row in SETTINGS.items() if not row.kind.is_path}
+ADDRESSES = {name for name, row in SETTINGS.items() if row.kind.is_address}
+"""Settings whose values can contain a password. Of them the report shows only the scheme."""
+SHOWN = {as_variable(name) for name, row in SETTINGS.items() if not row.kind.is_path and name not in ADDRESSES}
 SHOWN |= {PREFIX + name for name in ("ISOLATE", "KEEP_NOISE", "LOG_FORMAT", "NO_DISK", "REPORT", "SECONDS")}
 """Variables whose values are numbers or one of a few words. For others the report shows only that they are set."""
 LIBRARY = ("LLAMA_CPP_LIB_PATH", "CMAKE_ARGS", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -63,13 +66,18 @@ def _settings(settings: Settings) -> Iterator[ReportLine]:
     plain = Settings()
     for field in fields(settings):
         value = getattr(settings, field.name)
-        if field.name != "model" and value != getattr(plain, field.name):
+        if field.name in ADDRESSES and value is not None:
+            yield field.name, _scheme(value)
+        elif field.name != "model" and value != getattr(plain, field.name):
             yield field.name, _name(value) if isinstance(value, str | Path) else str(value)
 
 
 def _variables(environment: Mapping[str, str]) -> Iterator[ReportLine]:
+    addresses = {as_variable(name) for name in ADDRESSES}
     for name in sorted(environment):
-        if name.startswith(PREFIX):
+        if name in addresses:
+            yield name, _scheme(environment[name])
+        elif name.startswith(PREFIX):
             yield name, environment[name] if name in SHOWN else "(set)"
         elif name in LIBRARY:
             yield name, "(set)" if "/" in environment[name] else environment[name]
@@ -81,12 +89,20 @@ def _model(settings: Settings) -> Iterator[ReportLine]:
 
     with loading(settings.model) as progress, load(settings, progress).runtime as runtime:
         for topic, text in facts(runtime).items():
+            if settings.shared is not None:
+                text = text.replace(settings.shared, _scheme(settings.shared))
             yield topic, _name(text) if topic == "file" else _without_paths(text)
 
 
 def _name(path: str | Path) -> str:
     """A file's name without its folder."""
     return Path(path).name
+
+
+def _scheme(address: str) -> str:
+    """An address without anything private: it can name a host, a bucket, a folder, a user and a password."""
+    scheme = re.match(r"[a-z0-9]+://", address)
+    return f"{scheme[0]}…" if scheme else "(set)"
 
 
 def _without_paths(text: str) -> str:
