@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as HubTokenizer
 
 import tiny_hf
+from headstart.engines.constraint import Grammars
 from headstart.engines.hf_tokenizer import HFTokenizer
 from headstart.errors import ModelError
 from headstart.interfaces.conversation import Conversation
+from headstart.interfaces.engine import Grammar
 from headstart.prompt.builder import Prompter
 from headstart.prompt.chat_template import Template
 from headstart.prompt.family_detection import FAMILIES, Family
@@ -51,8 +55,6 @@ TEXT = ("<think>", "</think>", "<tool_call>", "<tool_response>", "<function_retu
 @pytest.fixture
 def marked(tmp_path: Path) -> HFTokenizer:
     """A tokenizer whose file calls no marker special. The template contains all of them but `<user>`."""
-    from tokenizers import AddedToken
-
     made = tiny_hf.byte_tokenizer()
     made.add_tokens([AddedToken(text, special=False, normalized=False) for text in (*ADDED, *TEXT)])
     tiny_hf.write_tokenizer(tmp_path, made)
@@ -84,8 +86,6 @@ def test_markers_in_replies_stay_text(marked: HFTokenizer) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_markers_of_a_family_become_control_tokens_only_with_bars(family: Family, tmp_path: Path) -> None:
-    from tokenizers import AddedToken
-
     made = tiny_hf.byte_tokenizer()
     made.add_tokens([AddedToken(text, special=False, normalized=False) for text in family.visible])
     tiny_hf.write_tokenizer(tmp_path, made)
@@ -116,22 +116,56 @@ def test_no_prompt_is_cut_or_filled_up(folder: Path, tokenizer: HFTokenizer, tmp
         assert trained.tokenize(text) == tokenizer.tokenize(text)
 
 
-def test_sentencepiece_adds_no_space(tmp_path: Path) -> None:
-    """Text in a prompt follows a control token."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
+def sentencepiece(kind: str) -> HubTokenizer:
+    """A tokenizer that writes spaces as SentencePiece does. `kind` says how it adds a space before a text."""
     words = ["<unk>", "▁", "a", "b", "▁a", *(f"<0x{byte:02X}>" for byte in range(256))]
-    made = Tokenizer(models.BPE({word: n for n, word in enumerate(words)}, [("▁", "a")], byte_fallback=True, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    model = models.BPE({word: n for n, word in enumerate(words)}, [("▁", "a")], byte_fallback=True, unk_token="<unk>")
+    made = HubTokenizer(model)
+    if kind == "prepend":
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind, split=False)
     made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    made.add_special_tokens([AddedToken("<s>", special=True)])
+    made.add_special_tokens([AddedToken("<s>", special=True), AddedToken("<|user|>", special=True, normalized=False)])
+    return made
+
+
+@pytest.mark.parametrize(("kind", "adds"), [("prepend", True), ("always", True), ("first", False), ("never", False)])
+def test_a_space_is_added_behind_control_tokens_where_the_library_adds_one(kind: str, adds: bool, tmp_path: Path) -> None:
+    """Fault: none was added for Llama 2, Mistral 0.1 and Phi-3, whose files say `Prepend`."""
+    made = sentencepiece(kind)
     made.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, "add_bos_token": True}))
     tokenizer = HFTokenizer(tmp_path)
-    for text in ("ab", "a b", " a", "é", "a\n"):
-        assert b"".join(map(tokenizer.token_bytes, tokenizer.tokenize(text))) == text.encode()
+    prompter = Prompter(tokenizer, Template("{{ messages[0].content }}", {}))
     assert tokenizer.bos is not None
-    assert tokenizer.bos.text == "<s>"
+    for text in ("ab", "a b", " a", "  a", "é", "a\n", "b<|user|>a", "a<|user|> a<|user|>b"):
+        assert prompter.text(text).tokens.tolist() == made.encode("<s>" + text, add_special_tokens=False).ids
+    text = "ab"
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.tokenize(text))) == (b" " if adds else b"") + text.encode()
+
+
+def test_an_older_form_of_sentencepiece_is_read(tmp_path: Path) -> None:
+    made = sentencepiece("always")
+    form = json.loads(made.to_str())
+    for adds, like in ((True, "always"), (False, "never")):
+        form["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "add_prefix_space": adds, "split": False}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(form))
+        reference = sentencepiece(like).encode("<s>ab", add_special_tokens=False).ids[1:]
+        assert HFTokenizer(tmp_path).tokenize("ab") == reference
+
+
+def test_a_grammar_goes_on_with_a_text_where_a_space_is_added(tmp_path: Path) -> None:
+    sentencepiece("prepend").save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<s>"}))
+    tokenizer = HFTokenizer(tmp_path)
+    grammars = Grammars(tokenizer)
+    constraint = grammars.start(grammars.check(Grammar("regex", "ab")))
+    written = b""
+    while not (allowed := {*constraint.allowed().tolist()}) & tokenizer.eog:
+        constraint.take(token := min(allowed))
+        written += tokenizer.token_bytes(token)
+    assert written == b"ab"
 
 
 def test_named_templates(tmp_path: Path) -> None:

@@ -43,8 +43,7 @@ class HFTokenizer:
         if not path.exists():
             raise ModelError(f"'{folder}' has no tokenizer.json, which headstart needs: choose a repository that has one.")
         form, options = read_json(path), read_json(folder / "tokenizer_config.json")
-        _join_nothing(form.get("pre_tokenizer"))
-        _join_nothing(form.get("normalizer"))
+        _add_no_first_space(form.get("pre_tokenizer"))
         self.names = {name: text for name in _NAMES if (text := _text(options.get(name))) is not None}
         self.chat_template = _template(folder, options)
         added = [
@@ -109,19 +108,19 @@ class HFTokenizer:
         return found
 
 
-def _join_nothing(part: Any) -> None:
-    """Lets a part of a tokenizer add no space before a text, because text in a prompt follows a control token."""
+def _add_no_first_space(part: Any) -> None:
+    """Lets a part of a tokenizer add no space before a prompt's first text only: `tokenize` is for text behind a control token.
+
+    `always` and the normalizer `Prepend` stay: they add a space behind each control token.
+    """
     if not isinstance(part, dict):
         return
     if part.get("type") == "Metaspace":
-        part["prepend_scheme"] = "never"
-        part.pop("add_prefix_space", None)
-    for name in ("pretokenizers", "normalizers"):
-        children = part.get(name)
-        if isinstance(children, list):
-            part[name] = [child for child in children if child.get("type") != "Prepend"]
-            for child in part[name]:
-                _join_nothing(child)
+        adds = part.pop("add_prefix_space", True)  # of older files; the library wants both to say the same
+        if part.get("prepend_scheme") == "first" or not adds:
+            part["prepend_scheme"] = "never"
+    for child in part.get("pretokenizers") or ():
+        _add_no_first_space(child)
 
 
 def _has(part: Any, kind: str) -> bool:
