@@ -19,6 +19,7 @@ from headstart import templates
 from headstart.engines.options import EngineOptions, KvType
 from headstart.errors import ConfigError
 from headstart.names import as_argument, option, suggesting
+from headstart.paths import expanded
 from headstart.units import parse_portion, parse_size, parse_time
 
 Reuse = Literal["fast", "exact"]
@@ -103,7 +104,11 @@ def _path(metavar: str, *, words: tuple[str, ...] = ()) -> Kind:
     """A path, or one of these words, which are not paths."""
 
     def parse(value: Any) -> str | Path:
-        return value if value in words else Path(value)
+        if value in words:
+            return str(value)
+        if not os.fspath(value):
+            raise ValueError("the path is empty; give one, or leave the setting out")
+        return Path(expanded(value))  # of the class that this module knows: the simulation replaces it
 
     taken = (str, os.PathLike)
     return Kind("a path", lambda value: isinstance(value, Path) or value in words, metavar, str, parse, taken, words=words)
@@ -439,9 +444,9 @@ Settings.__init__ = suggesting(Settings.__init__)  # type: ignore[method-assign]
 
 def default_cache_dir() -> Path:
     """This platform's folder for caches, or HEADSTART_CACHE_DIR."""
-    return Path(os.environ.get("HEADSTART_CACHE_DIR") or user_cache_path("headstart"))
+    return expanded(os.environ.get("HEADSTART_CACHE_DIR") or user_cache_path("headstart"))
 
 
 def default_state_dir() -> Path:
     """This platform's folder for programs' state, or HEADSTART_STATE_DIR."""
-    return Path(os.environ.get("HEADSTART_STATE_DIR") or user_state_path("headstart"))
+    return expanded(os.environ.get("HEADSTART_STATE_DIR") or user_state_path("headstart"))

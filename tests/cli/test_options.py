@@ -8,8 +8,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from headstart.cli.cache import place_of
+from headstart.cli.network import AccessOptions, ListenOptions, OperationOptions, network_of
 from headstart.cli.options import SERVED, takes_settings
-from headstart.config import SETTINGS, Settings, default_cache_dir
+from headstart.config import SETTINGS, Settings, default_cache_dir, default_state_dir
+from headstart.errors import ConfigError
 from headstart.names import as_flag, as_variable, option
 
 WRITTEN = {
@@ -79,3 +82,29 @@ def test_a_setting_that_may_be_none_says_what_that_means() -> None:
         if getattr(plain, name) is None and name != "lora":
             assert row.none or row.unset, name
     assert isinstance(Settings(cache_dir="a").cache_dir, Path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [name for name, row in SETTINGS.items() if row.kind.is_path and name != "model"])
+def test_a_path_may_begin_with_a_tilde_and_is_not_empty(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: `~/cache` made a folder `~`, and an empty path made files in the current folder."""
+    monkeypatch.setenv("HOME", "/home/jo")
+    for written in ("~/a", Path("~/a")):
+        assert getattr(Settings(**{name: written}), name) == Path("/home/jo/a")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"{name}=: the path is empty; give one, or leave the setting out"):
+        Settings(**{name: ""})  # type: ignore[arg-type]
+
+
+def test_an_empty_folder_is_refused_on_the_command_line() -> None:
+    with pytest.raises(ConfigError, match="the path is empty"):
+        chosen("--cache-dir", "")
+
+
+def test_a_folder_in_the_environment_may_begin_with_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in systemd's `EnvironmentFile`, which expands nothing."""
+    monkeypatch.setenv("HOME", "/home/jo")
+    monkeypatch.setenv("HEADSTART_CACHE_DIR", "~/cache")
+    monkeypatch.setenv("HEADSTART_STATE_DIR", "~/state")
+    assert default_cache_dir() == place_of(None) == place_of(Path("~/cache")) == Path("/home/jo/cache")
+    assert default_state_dir() == Settings().engine_options().state_dir == Path("/home/jo/state")
+    network = network_of(ListenOptions(), AccessOptions(api_key_file=Path("~/keys")), OperationOptions(), ())
+    assert network.key_file == Path("/home/jo/keys")

@@ -17,7 +17,7 @@ from headstart.cli.options import reader, setting, written_default
 from headstart.config import default_cache_dir
 from headstart.errors import ConfigError
 from headstart.interfaces.tier import KV
-from headstart.paths import is_file, is_folder
+from headstart.paths import expanded, is_file, is_folder
 from headstart.units import count, parse_size, parse_time, show_size
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ CacheBudget = Annotated[int, setting("disk_budget", help=_LIMIT)]
 ALL = 1 << 62
 
 
+def place_of(folder: Path | None) -> Path:
+    """The folder that `--cache-dir` or its variable names."""
+    return default_cache_dir() if folder is None else expanded(folder)
+
+
 @contextmanager
 def opened(folder: Path | None, budget: int = ALL, *, make: bool = False) -> Iterator[Disk]:
     """The disk tier in a folder. The folder must exist unless `make`. Errors of the disk become ConfigError."""
@@ -50,7 +55,7 @@ def opened(folder: Path | None, budget: int = ALL, *, make: bool = False) -> Ite
 
     from headstart.tiers.disk import Disk
 
-    place = folder or default_cache_dir()
+    place = place_of(folder)
     if is_file(place):
         raise ConfigError(f"{place} is a file, not a folder; --cache-dir names a folder.")
     try:

@@ -13,6 +13,7 @@ from headstart.cli.network import AccessOptions, ApiKeys, HostOptions, Operation
 from headstart.cli.options import NETWORK, SERVED, again, takes, takes_settings
 from headstart.config import Settings
 from headstart.errors import ConfigError, ModelError
+from headstart.paths import expanded
 
 FLEET = "Fleet"
 EPILOG = """
@@ -158,7 +159,7 @@ def serve(
         spread=address is not None,
         usual_disk=usual_disk,
         api_keys=tuple(access.api_key or ()),
-        api_key_file=access.api_key_file,
+        api_key_file=access.api_key_file and expanded(access.api_key_file),
         isolate=access.isolate,
         keep_noise=tuple(access.keep_noise or ()),
         alias=tuple(access.alias or ()),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headstart.errors import ConfigError
+from headstart.paths import expanded
 from headstart.units import count, show_size, show_time
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _tenants(
             raise ConfigError("Only the keys of the fleet say which owner a tenant is: give --shared-key-file.")
         return {}
     salts = _everybody(api_key_file) if tenant is None else _one(tenant, user)
-    found = tenants(store, FleetKeys.load(key_file), salts)
+    found = tenants(store, FleetKeys.load(expanded(key_file)), salts)
     return found if tenant is None else {owner: one for owner, one in found.items() if one != SERVERS}
 
 
@@ -160,7 +161,7 @@ def _everybody(file: Path | None) -> dict[str, str]:
     from headstart.api.auth import read
     from headstart.chat.tenancy import OPEN, POLICIES, salt, tenant_of
 
-    lines = read(file)[0] if file is not None else []
+    lines = read(expanded(file))[0] if file is not None else []
     unnamed = [tenant_of("key", line.key) for line in lines if not line.name]
     who = {f"(unnamed key {number})": tenant for number, tenant in enumerate(unnamed, 1)}
     who |= {line.name: tenant_of("name", line.name) for line in lines if line.name}

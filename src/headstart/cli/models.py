@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headstart.cli import cache as cli_cache
-from headstart.config import default_cache_dir
 from headstart.errors import ConfigError, ModelError
 from headstart.model_names import same
 from headstart.paths import is_folder
@@ -217,7 +216,7 @@ def _ask(question: str, yes: bool) -> None:
 @contextmanager
 def _disk(folder: Path | None) -> Iterator[Disk | None]:
     """The disk tier; None if nothing is stored."""
-    if not is_folder((folder or default_cache_dir()) / "objects"):
+    if not is_folder(cli_cache.place_of(folder) / "objects"):
         yield None
         return
     with cli_cache.opened(folder) as disk:

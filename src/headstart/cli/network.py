@@ -13,6 +13,7 @@ import typer
 from headstart.cli import completion
 from headstart.cli.options import CACHE, NETWORK, OPERATION
 from headstart.errors import ConfigError
+from headstart.paths import expanded
 
 if TYPE_CHECKING:
     from headstart.api.entrance import Network
@@ -253,7 +254,7 @@ def network_of(listen: ListenOptions, access: AccessOptions, operation: Operatio
         unix_socket_mode=listen.unix_socket_mode,
         tls_cert=listen.tls_cert,
         tls_key=listen.tls_key,
-        key_file=access.api_key_file,
+        key_file=access.api_key_file and expanded(access.api_key_file),
         isolate=access.isolate,
         allow_host=tuple(access.allow_host or ()),
         cors=tuple(access.cors or ()),

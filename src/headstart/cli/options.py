@@ -120,7 +120,7 @@ def takes_settings(*names: str) -> Decorator:
 
     def make(chosen: dict[str, Any]) -> Settings:
         if "cache_dir" in chosen:
-            chosen["cache_dir"] = chosen["cache_dir"] or default_cache_dir()
+            chosen["cache_dir"] = default_cache_dir() if chosen["cache_dir"] is None else chosen["cache_dir"]
         return Settings(**chosen)
 
     def of(name: str) -> inspect.Parameter:

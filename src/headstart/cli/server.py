@@ -281,5 +281,5 @@ def _key(given: Mapping[str, Any]) -> str:
         return ""
     from headstart.api.auth import read
 
-    lines, _ = read(given["api_key_file"])
+    lines, _ = read(expanded(given["api_key_file"]))
     return lines[0].key if lines else ""
