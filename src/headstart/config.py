@@ -395,7 +395,7 @@ class Settings:
             reserve=self.memory_budget,
             memory=self.memory,
             exact=self.reuse == "exact",
-            state_dir=self.state_dir or default_state_dir(),
+            state_dir=(self.state_dir or default_state_dir()).absolute(),
         )
 
     def template(self) -> templates.ChatTemplate | None:

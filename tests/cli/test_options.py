@@ -108,3 +108,10 @@ def test_a_folder_in_the_environment_may_begin_with_a_tilde(monkeypatch: pytest.
     assert default_state_dir() == Settings().engine_options().state_dir == Path("/home/jo/state")
     network = network_of(ListenOptions(), AccessOptions(api_key_file=Path("~/keys")), OperationOptions(), ())
     assert network.key_file == Path("/home/jo/keys")
+
+
+def test_a_relative_folder_for_state_is_that_of_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Settings(state_dir=Path("state")).engine_options().state_dir == tmp_path / "state"
+    monkeypatch.setenv("HEADSTART_STATE_DIR", "other")
+    assert Settings().engine_options().state_dir == tmp_path / "other"

@@ -66,6 +66,28 @@ def test_what_the_progress_of_a_warm_up_raises_ends_it(hs: headstart.Headstart) 
     assert hs.warm([{"role": "system", "content": "A handbook. " * 30}]).prompt > 300
 
 
+def test_a_relative_folder_stays_where_it_was_when_the_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = ["The river is long. " * 12, "The hill is green. " * 12]
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+
+    def opened(folder: Path) -> headstart.Headstart:
+        return headstart.Headstart(Runtime(lambda: FakeEngine(slots=1, ctx=512), headstart.Settings(cache_dir=folder)))
+
+    monkeypatch.chdir(tmp_path / "0")
+    with opened(Path("cache")) as hs:
+        for number, prompt in enumerate(prompts):
+            monkeypatch.chdir(tmp_path / str(number))
+            hs.warm([{"role": "system", "content": prompt}])
+    assert not [*(tmp_path / "1").iterdir()]
+    with opened(tmp_path / "0" / "cache") as hs:
+        for prompt in prompts:
+            report = hs.warm([{"role": "system", "content": prompt}])
+            assert report.computed < report.prompt / 2
+
+
 def test_stream_has_the_reply_at_its_end(hs: headstart.Headstart) -> None:
     whole = hs.chat(CHAT, max_tokens=12, **ENDLESS)
     stream = hs.chat(CHAT, stream=True, max_tokens=12, **ENDLESS)

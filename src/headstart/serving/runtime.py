@@ -486,6 +486,7 @@ def _disk(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: 
     folder = settings.cache_dir
     if folder is None or not engine.traits.movable:
         return NoDisk()
+    folder = folder.absolute()  # the process may change its current folder
     file = str(engine.facts.details.get("path", ""))
     known = StoredModel.of(model_name(file) if file else engine.facts.name, file)
 
