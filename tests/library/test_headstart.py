@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import re
 import threading
 import time
@@ -19,6 +20,7 @@ import headstart
 from headstart.serving.request import Event, Request
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
+from process import run
 from scripted import Scripted
 from templates import TOOLS
 
@@ -86,6 +88,51 @@ def test_a_relative_folder_stays_where_it_was_when_the_process_goes_elsewhere(
         for prompt in prompts:
             report = hs.warm([{"role": "system", "content": prompt}])
             assert report.computed < report.prompt / 2
+
+
+FORKED = """
+import os, signal, sys
+import headstart
+from headstart.interfaces.generation import GenerationParams
+from headstart.serving.request import Request
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
+
+hs = headstart.Headstart(Runtime(lambda: FakeEngine(slots=1, ctx=512)))
+prompt = hs.runtime.text_prompt("a")
+request = Request(prompt, GenerationParams(max_tokens=1))
+calls = {
+    "chat": lambda: hs.chat("Hello."),
+    "warm": lambda: hs.warm("Hello."),
+    "submit": lambda: hs.runtime.submit(request, print),
+    "stored": lambda: hs.runtime.stored.all(),
+    "call": lambda: hs.runtime.scheduler.call(print),
+}
+if os.fork() == 0:
+    signal.alarm(60)  # it does not outlive the test
+    for name, call in calls.items():
+        try:
+            call()
+        except headstart.Unavailable as error:
+            print(name, error, flush=True)
+    print(hs.runtime.alive)
+    hs.close()
+    sys.exit(0)  # the runtime is closed at exit too
+os.wait()
+print(hs.chat("Hello.", max_tokens=3).report.completion)
+hs.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_is_told_to_load_the_model_itself() -> None:
+    """Fault: it waited for ever for a thread that only its parent has."""
+    result = run(code=FORKED)
+    assert result.returncode == 0, result.stderr
+    *refused, alive, replied = result.stdout.splitlines()
+    assert [line.partition(" ")[0] for line in refused] == ["chat", "warm", "submit", "stored", "call"]
+    assert all("load it after the fork" in line for line in refused)
+    assert (alive, replied) == ("False", "3")
 
 
 def test_stream_has_the_reply_at_its_end(hs: headstart.Headstart) -> None:

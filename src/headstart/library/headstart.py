@@ -309,7 +309,7 @@ class Headstart:
             ContextTooLong: the conversation exceeds the context.
             Overloaded: the queue is full.
             EngineError: the engine failed to compute.
-            Unavailable: the runtime is closed.
+            Unavailable: the runtime is closed, or this process was forked after it was made.
         """
         return self._serve(self._chat(messages, dict(options)), stream)
 
@@ -391,7 +391,7 @@ class Headstart:
         return end.report
 
     def close(self) -> None:
-        """Fails running requests, and frees the model. Idempotent."""
+        """Fails running requests, and frees the model. Idempotent. In a forked process it does nothing."""
         self.runtime.close()
 
     def __enter__(self) -> Self:

@@ -239,10 +239,11 @@ class Runtime:
 
         Raises:
             Overloaded: the queue is full.
-            Unavailable: the runtime is closed.
+            Unavailable: the runtime is closed, or this process was forked after it was made.
             ContextTooLong: the prompt does not fit.
             InvalidRequest: a bias for a token that the model does not have, or a grammar that cannot be followed.
         """
+        self.scheduler.process.check()
         self.prompts.check(request.prompt, "prompt")
         n_vocab = self.engine.tokenizer.n_vocab
         if strange := [token for token, _ in request.params.sampling.logit_bias if not 0 <= token < n_vocab]:
@@ -452,13 +453,15 @@ class Runtime:
             return compare(prompt, earlier, block_size=self.engine.traits.block_size, pace=pace, characters=characters)
 
     def close(self, seconds: float | None = None, *, settle: bool = False) -> None:
-        """Fails all running requests, and frees the model. Idempotent.
+        """Fails all running requests, and frees the model. Idempotent. In a forked process it does nothing.
 
         Args:
             seconds: most seconds for all of this. None limits only the disk, by the setting `drain`.
             settle: whether to settle finished turns first, because the model will be loaded again soon. Where a shared store
                 is written they always are.
         """
+        if self.scheduler.process.left:  # the model, its threads and its files belong to the process that loaded it
+            return
         ends = None if seconds is None else time.monotonic() + seconds
         if not self.prompts.gate.shut():
             return

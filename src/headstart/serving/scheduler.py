@@ -35,6 +35,7 @@ from headstart.serving.admission import Admission
 from headstart.serving.cache import Cache
 from headstart.serving.engine_thread import EngineThread
 from headstart.serving.expiry import Expiry
+from headstart.serving.gate import OwnProcess
 from headstart.serving.job import Job, Ticket, token_logprob
 from headstart.serving.late_fetch import LateFetch
 from headstart.serving.portions import LongWork, Portions
@@ -145,6 +146,7 @@ class Scheduler:
         self._unanswered = 0  # calls since the end of the loop, until they are answered
         self._lock = threading.Lock()  # of these three
         self._closed = False
+        self.process = OwnProcess()
         self._settle_until = -math.inf
         self._worked = self._idled = clock()  # the last end of a request or returned turn; the last idle work
         self._ended = thread.submit(self._loop)
@@ -183,7 +185,8 @@ class Scheduler:
         return self.call(empty)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Calls a function on the engine thread between two steps."""
+        """Calls a function on the engine thread between two steps. Raises Unavailable in a forked process."""
+        self.process.check()
         done: Future[T] = Future()
 
         def answer() -> None:
@@ -197,7 +200,8 @@ class Scheduler:
         return done
 
     def carry_out(self, work: LongWork[T]) -> Future[T]:
-        """Does long work on the engine thread, in pieces between its steps."""
+        """Does long work on the engine thread, in pieces between its steps. Raises Unavailable in a forked process."""
+        self.process.check()
         done = self.portions.add(work)
         self._called()
         return done
@@ -223,7 +227,8 @@ class Scheduler:
                     return
 
     def preload(self, preload: Preload) -> None:
-        """Begins a preload, after those that began before."""
+        """Begins a preload, after those that began before. Raises Unavailable in a forked process."""
+        self.process.check()
         self._preloads.put(preload)
         self.wake()
         if self._closed:  # the loop may have ended without seeing it
@@ -273,7 +278,7 @@ class Scheduler:
     @property
     def alive(self) -> bool:
         """Whether the engine thread still runs it."""
-        return not self._ended.done()
+        return not (self._ended.done() or self.process.left)
 
     @property
     def idle(self) -> bool:
