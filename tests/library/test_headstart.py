@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import queue
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import pytest
 
 import headstart
 from headstart.serving.request import Event, Request
-from headstart.serving.runtime import Runtime
+from headstart.serving.runtime import Handle, Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from process import run
 from scripted import Scripted
@@ -66,6 +68,21 @@ def test_what_the_progress_of_a_warm_up_raises_ends_it(hs: headstart.Headstart) 
         hs.warm([{"role": "system", "content": "A handbook. " * 30}], progress=progress)
     until(lambda: idle(hs))
     assert hs.warm([{"role": "system", "content": "A handbook. " * 30}]).prompt > 300
+
+
+def test_an_interrupted_warm_up_ends(hs: headstart.Headstart, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: after Ctrl-C the engine computed on."""
+
+    class Interrupted(queue.SimpleQueue[Any]):
+        def get(self, *_: Any, **__: Any) -> Any:
+            raise KeyboardInterrupt
+
+    cancelled: list[Handle] = []
+    monkeypatch.setattr("headstart.library.headstart.queue", SimpleNamespace(SimpleQueue=Interrupted))
+    monkeypatch.setattr(Handle, "cancel", lambda handle: cancelled.append(handle))
+    with pytest.raises(KeyboardInterrupt):
+        hs.warm("A handbook. " * 30)
+    assert len(cancelled) == 1
 
 
 def test_a_relative_folder_stays_where_it_was_when_the_process_goes_elsewhere(

@@ -384,8 +384,12 @@ class Headstart:
             elif isinstance(event, Finished):
                 events.put(event)
 
-        self.runtime.submit(request, put)
-        end = events.get()
+        handle = self.runtime.submit(request, put)
+        try:
+            end = events.get()
+        except BaseException:  # an interrupt
+            handle.cancel()
+            raise
         if isinstance(end, Exception):
             raise end
         return end.report
