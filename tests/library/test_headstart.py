@@ -411,6 +411,90 @@ def test_async_requests_run_side_by_side(hs: headstart.Headstart) -> None:
     assert [reply.report.completion for reply in asyncio.run(play())] == [8] * 6
 
 
+@pytest.mark.parametrize("closes", [False, True])
+def test_each_of_several_readers_of_a_stream_sees_its_end(hs: headstart.Headstart, closes: bool) -> None:
+    """Fault: the reader that did not get the last event waited for ever, also after `close`."""
+    whole = "" if closes else hs.chat(CHAT, max_tokens=12, **ENDLESS).text
+    stream = hs.chat(CHAT, stream=True, **({} if closes else {"max_tokens": 12}), **ENDLESS)
+    read, ends = list[str](), list[object]()
+
+    def reader() -> None:
+        try:
+            for text in stream:
+                read.append(text)
+            ends.append(None)
+        except headstart.Cancelled as error:
+            ends.append(error)
+
+    threads = [threading.Thread(target=reader, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    if closes:
+        until(lambda: len(read) > 3)
+        stream.close()
+    until(lambda: len(ends) == len(threads))
+    if not closes:
+        assert ends == [None] * 3
+        assert sorted("".join(read)) == sorted(whole)
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_each_of_several_tasks_that_read_a_stream_sees_its_end(hs: headstart.Headstart, closes: bool) -> None:
+    async def main() -> None:
+        limit = {} if closes else {"max_tokens": 12}
+        stream = await hs.achat(CHAT, stream=True, **limit, **ENDLESS)
+        read = list[str]()
+
+        async def reader() -> None:
+            async for text in stream:
+                read.append(text)
+                if closes and len(read) == 4:
+                    stream.close()
+
+        ends = await asyncio.wait_for(asyncio.gather(*(reader() for _ in range(3)), return_exceptions=True), 60)
+        assert all(end is None or isinstance(end, headstart.Cancelled) for end in ends)
+        if not closes:
+            assert "".join(read) == stream.reply.text
+
+    asyncio.run(main())
+
+
+class CountedLock:
+    """A lock, and who has come to it."""
+
+    def __init__(self) -> None:
+        self.came, self._lock = set[int](), threading.Lock()
+
+    def __enter__(self) -> None:
+        self.came.add(threading.get_ident())
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_each_reader_of_a_stream_that_fails_is_told(hs: headstart.Headstart) -> None:
+    before = [hs.chat(CHAT, stream=True, **ENDLESS) for _ in range(2)]  # they have the slots, so nothing is read
+    until(lambda: hs.runtime.snapshot()["running"] == len(before))
+    stream = hs.chat(CHAT, stream=True, **ENDLESS)
+    stream._reading = lock = CountedLock()  # type: ignore[assignment]
+    errors = list[Exception]()
+
+    def reader() -> None:
+        try:
+            list(stream)
+        except headstart.Unavailable as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=reader, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(lock.came) == len(threads))
+    hs.close()
+    until(lambda: not any(thread.is_alive() for thread in threads))
+    assert len(errors) == 2
+
+
 @pytest.mark.parametrize("way", ["break", "with", "cancel", "cancel stream"])
 def test_async_cancellation(hs: headstart.Headstart, way: str) -> None:
     async def read() -> None:

@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import os
 import queue
+import threading
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -146,6 +147,7 @@ class _Call:
         self._model = prepared.model
         self._ready: deque[ReplyDelta] = deque()
         self._reply: Reply | None = None
+        self._failure: Exception | None = None
         self._handle = prepared.model.runtime.submit(prepared.request, put)
         self._over = False
 
@@ -178,8 +180,14 @@ class _Call:
                 self._ready.extend(self._builder.end(event))
                 self._reply = Reply.built(self._builder, tokens)
             case Failed(error=error):
-                self._over = True
+                self._over, self._failure = True, error
                 raise error
+
+    def _pop(self, ended: bool) -> ReplyDelta | None:
+        """The next delta; None after the end. `ended`: whether the reply had ended when its reader came, who then knows why."""
+        if not self._ready and self._failure is not None and not ended:
+            raise self._failure
+        return self._ready.popleft() if self._ready else None
 
     def _remember(self) -> None:
         """Keeps what later requests want to know of the reply, before the caller can send it back. Takes milliseconds."""
@@ -193,11 +201,13 @@ class Stream(_Call, Iterator[str]):
     """The text of a reply, while the model writes it. After the end, `reply` has the complete reply. `deltas` also yields
     reasoning and tool calls.
 
-    The request is cancelled if you leave the loop early, call `close()`, leave a `with` block or drop the stream.
+    The request is cancelled if you leave the loop early, call `close()`, leave a `with` block or drop the stream. If several
+    threads read it, each delta goes to one of them.
     """
 
     def __init__(self, prepared: _Prepared) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._reading = threading.Lock()  # events are read in order, and their end ends all readers
         super().__init__(self._events.put, prepared)
 
     def __next__(self) -> str:
@@ -220,11 +230,13 @@ class Stream(_Call, Iterator[str]):
             self.close()
 
     def _next(self) -> ReplyDelta | None:
-        while not self._ready and not self._over:
-            self._take(self._events.get())
-            if self._reply is not None:
-                self._remember()
-        return self._ready.popleft() if self._ready else None
+        ended = self._over
+        with self._reading:
+            while not self._ready and not self._over:
+                self._take(self._events.get())
+                if self._reply is not None:
+                    self._remember()
+            return self._pop(ended)
 
     def __enter__(self) -> Self:
         return self
@@ -238,6 +250,7 @@ class AsyncStream(_Call, AsyncIterator[str]):
 
     def __init__(self, prepared: _Prepared) -> None:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._reading = asyncio.Lock()
         loop = asyncio.get_running_loop()
 
         def put(event: Event) -> None:
@@ -267,11 +280,13 @@ class AsyncStream(_Call, AsyncIterator[str]):
             self.close()
 
     async def _next(self) -> ReplyDelta | None:
-        while not self._ready and not self._over:
-            self._take(await self._events.get())
-            if self._reply is not None:
-                await asyncio.to_thread(self._remember)
-        return self._ready.popleft() if self._ready else None
+        ended = self._over
+        async with self._reading:
+            while not self._ready and not self._over:
+                self._take(await self._events.get())
+                if self._reply is not None:
+                    await asyncio.to_thread(self._remember)
+            return self._pop(ended)
 
     async def __aenter__(self) -> Self:
         return self
