@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib
 import os
 import queue
@@ -22,6 +23,7 @@ import headstart
 from headstart.serving.request import Event, Request
 from headstart.serving.runtime import Handle, Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
+from headstart.tiers.disk import Disk
 from process import run
 from scripted import Scripted
 from templates import TOOLS
@@ -105,6 +107,25 @@ def test_a_relative_folder_stays_where_it_was_when_the_process_goes_elsewhere(
         for prompt in prompts:
             report = hs.warm([{"role": "system", "content": prompt}])
             assert report.computed < report.prompt / 2
+
+
+def test_the_disk_names_the_file_of_a_model_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: `headstart models` and `rm --conversations` did not know which model the conversations were of."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.gguf").touch()
+
+    def make() -> FakeEngine:
+        engine = FakeEngine()
+        engine.facts = dataclasses.replace(engine.facts, details={"path": "m.gguf"})
+        return engine
+
+    Runtime(make, headstart.Settings(cache_dir=tmp_path / "cache")).close()
+    monkeypatch.chdir("/")
+    disk = Disk(tmp_path / "cache", 1 << 30)
+    (model,) = disk.catalog.models().values()
+    disk.close()
+    assert (model.name, model.file) == ("m", str(tmp_path / "m.gguf"))
+    assert model.at_hand
 
 
 FORKED = """

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from headstart import memory_plan
@@ -491,7 +492,8 @@ def _disk(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: 
         return NoDisk()
     folder = folder.absolute()  # the process may change its current folder
     file = str(engine.facts.details.get("path", ""))
-    known = StoredModel.of(model_name(file) if file else engine.facts.name, file)
+    name = model_name(file) if file else engine.facts.name
+    known = StoredModel.of(name, str(Path(file).absolute()) if file else "")  # others look for it from other folders
 
     def opened() -> Disk:
         disk = Disk(folder, settings.disk_budget, settings.tenant_disk, clock, check=False)
