@@ -53,6 +53,16 @@ def test_what_was_fetched_is_served_beside_a_folder_and_where_everybody_may_fetc
     assert names(served(f"a={mine}", allow_pull=True)) == ["a", f"{OWN}:Q8_0"]
 
 
+def test_the_path_of_a_model_may_have_an_equals_sign(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: `lr=1e-4/m.gguf` was taken for a model `1e-4/m.gguf` with the name `lr`."""
+    monkeypatch.chdir(home)
+    weights(home / "lr=1e-4" / "m.gguf")
+    assert served("lr=1e-4/m.gguf") is None
+    assert names(served("a=lr=1e-4/m.gguf")) == ["a"]
+    weights(home / "lr=1" / "n.gguf")
+    assert names(served("lr=1e-4/m.gguf", "lr=1/n.gguf")) == ["m", "n"]
+
+
 def test_what_was_fetched_is_not_served_unasked(home: Path) -> None:
     mine = weights(home / "models" / "mine.gguf")
     assert served(str(mine)) is None

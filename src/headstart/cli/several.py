@@ -112,9 +112,7 @@ def several_models(
     Raises:
         ConfigError: a model is not there, or the options do not fit together.
     """
-    from headstart.models.naming import split_name
-
-    name, _ = split_name(settings.model)
+    name, _ = _split(settings.model)
     if not (options.given or name or (allow_pull and os.name == "posix")):
         return None
     if os.name != "posix":
@@ -124,7 +122,7 @@ def several_models(
     from headstart.models.naming import aliased, joined
     from headstart.models.serve import SeveralModels
 
-    arguments = [split_name(text) for text in _arguments(settings, options)]
+    arguments = [_split(text) for text in _arguments(settings, options)]
     models = [_named(name, fetched(text) or find(text)) for name, text in arguments]
     if len(models) == 1:  # as in a server of one model
         plain = [text for text in alias if "=" not in text]
@@ -144,6 +142,13 @@ def several_models(
         default=options.default_model,
         serves_pulled=serves_pulled,
     )
+
+
+def _split(text: str) -> tuple[str, str]:
+    """A model argument as (name, file). The path of something that exists has no name before it: `lr=1e-4/model.gguf`."""
+    from headstart.models.naming import split_name
+
+    return ("", text) if os.path.exists(expanded(text)) else split_name(text)
 
 
 def _arguments(settings: Settings, options: SeveralOptions) -> list[str]:
