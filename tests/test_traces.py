@@ -111,9 +111,20 @@ def test_a_coarser_grid_hits_no_more(tmp_path: Path) -> None:
 
 def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
-    for content in ("", "{}", "[1]", "not json", '{"block_size": 64, "requests": []}'):
+    requests = '"requests": [{"t": 0, "in": 5, "out": 1, "hash_ids": [1]}]'
+    for content, says in (
+        ("", ""),
+        ("{}", ""),
+        ("[1]", ""),
+        ("not json", ""),
+        ('{"block_size": 64, "requests": []}', ""),
+        (f'{{"block_size": 0, {requests}}}', "its block_size is 0"),
+        (f'{{"block_size": -64, {requests}}}', "its block_size is -64"),
+        (f'{{"block_size": 1e999, {requests}}}', ""),
+        ("[" * 100_000, "nested too deeply"),
+    ):
         bad.write_text(content)
-        with pytest.raises(ConfigError, match="not a trace"):
+        with pytest.raises(ConfigError, match=f"not a trace.*{says}"):
             read([bad])
     empty = tmp_path / "nothing"
     empty.mkdir()

@@ -93,7 +93,9 @@ def read(paths: Sequence[Path], *, block_size: int | None = None, every: float =
             begin = number * every - min(one.at for one in found) if session else 0.0
         except OSError as error:
             raise ConfigError(f"Cannot read {file}: {error.strerror or error}.") from error
-        except (ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error) as error:
+        except RecursionError as error:
+            raise ConfigError(f"{file} is not a trace: it is nested too deeply.") from error
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, zlib.error) as error:
             why = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{file} is not a trace: {why}; `headstart replay --help` names the forms.") from error
         block_sizes.add(native)
@@ -142,7 +144,8 @@ def _read(file: Path, number: int, numbers: Numbers) -> tuple[list[TracedRequest
         ]
         return found, _MOONCAKE, False
     session = json.loads(data)
-    size = int(session["block_size"])
+    if (size := int(session["block_size"])) < 1:
+        raise ValueError(f"its block_size is {size}")
     found = [
         replace(local(at, one["in"], one["out"], one["hash_ids"], size), called=_called(one.get("stop")), session=agent)
         for at, one, agent in _agents(session["requests"], 0.0, count())

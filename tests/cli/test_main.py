@@ -159,6 +159,15 @@ def test_what_can_be_no_path_is_no_traceback(command: tuple[str, ...], here: Her
     assert "headstart: " in found.stderr
 
 
+@pytest.mark.parametrize("command", ["replay", "explain", "warm"])
+def test_a_file_that_is_nested_too_deeply_is_no_traceback(command: str, tmp_path: Path, here: Here) -> None:
+    (file := tmp_path / "deep.json").write_text("[" * 100_000)
+    found = here(command, str(file), *([str(file)] if command == "explain" else []))
+    assert found.returncode == 2, found.stdout + found.stderr
+    assert "nested too deeply" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
 def test_options_of_llama_server() -> None:
     typed = "serve -m a.gguf -c 4096 -ngl 99 -np=2 --ctx-size=512 --n-gpu-layers 3 --port 1 -- -m"
     ours = "serve a.gguf --ctx 4096 --gpu-layers 99 --slots 2 --ctx 512 --gpu-layers 3 --port 1 -- -m"

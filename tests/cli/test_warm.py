@@ -103,6 +103,8 @@ def test_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for text, name, says in (
         ("", "a.txt", "is empty"),
         ("{", "a.json", "is not JSON"),
+        ("[" * 100_000, "a.json", "is not JSON: it is nested too deeply"),
+        ("[1]\n" + "[" * 100_000, "a.jsonl", "line 2: it is nested too deeply"),
         ('{"messages": [{"role": "user"}]}\n{', "a.jsonl", "line 2"),
         ('{"a": 1}', "b.json", "no chat request"),
         (json.dumps({"messages": [message], "cache_salt": 5}), "c.json", "cache_salt must be a text"),

@@ -72,6 +72,8 @@ def explain(
 def _body(name: str) -> dict[str, Any]:
     try:
         body = json.loads(Path(name).read_text("utf-8"))
+    except RecursionError as error:
+        raise ConfigError(f"Cannot read a request from {name}: it is nested too deeply.") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"Cannot read a request from {name}: {getattr(error, 'strerror', error)}.") from error
     if not isinstance(body, dict):

@@ -203,7 +203,7 @@ def read(file: str, role: str) -> list[Wanted]:
 def _bodies(text: str) -> Iterator[tuple[int, Any]]:
     """The JSON values of a text with line numbers: one value, or one a line. Raises ValueError if it is neither."""
     try:
-        yield 1, json.loads(text)
+        yield 1, _value(text)
         return
     except ValueError:
         lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
@@ -211,9 +211,17 @@ def _bodies(text: str) -> Iterator[tuple[int, Any]]:
             raise
     for number, line in lines:
         try:
-            yield number, json.loads(line)
+            yield number, _value(line)
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
+
+
+def _value(text: str) -> Any:
+    """The JSON value of a text. Raises ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _is_body(body: Any) -> bool:
