@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -14,6 +15,7 @@ from headstart.cli.options import SERVED, takes_settings
 from headstart.config import SETTINGS, Settings, default_cache_dir, default_state_dir
 from headstart.errors import ConfigError
 from headstart.names import as_flag, as_variable, option
+from process import Here
 
 WRITTEN = {
     "model": "a.gguf",
@@ -108,6 +110,44 @@ def test_a_folder_in_the_environment_may_begin_with_a_tilde(monkeypatch: pytest.
     assert default_state_dir() == Settings().engine_options().state_dir == Path("/home/jo/state")
     network = network_of(ListenOptions(), AccessOptions(api_key_file=Path("~/keys")), OperationOptions(), ())
     assert network.key_file == Path("/home/jo/keys")
+
+
+SOCKET = Path("/run/a.sock")
+
+
+@pytest.mark.parametrize(
+    ("given", "from_line", "socket", "port"),
+    [
+        ({"unix_socket": SOCKET, "port": 1}, {"port"}, None, 1),
+        ({"unix_socket": SOCKET, "port": 1, "host": "::"}, {"host"}, None, 1),
+        ({"unix_socket": SOCKET, "port": 1, "host": "::"}, {"unix_socket"}, SOCKET, 8000),
+        ({"unix_socket": SOCKET}, set[str](), SOCKET, 8000),
+    ],
+)
+def test_what_is_typed_overrides_where_the_environment_lets_a_server_listen(
+    given: dict[str, Any], from_line: set[str], socket: Path | None, port: int
+) -> None:
+    """Fault: with a variable for a socket, `--port` was refused, and the error named variables that were not set."""
+    network = network_of(ListenOptions(**given), AccessOptions(), OperationOptions(), (), from_line)
+    assert (network.unix_socket, network.port) == (socket, port)
+
+
+@pytest.mark.parametrize(
+    ("given", "from_line", "says"),
+    [
+        ({"port": 1}, {"port", "unix_socket"}, "--unix-socket replaces --host and --port: leave them out"),
+        ({"port": 1}, set[str](), "HEADSTART_UNIX_SOCKET replaces HEADSTART_PORT: unset one or the other"),
+        ({"port": 1, "host": "::"}, set[str](), "replaces HEADSTART_HOST and HEADSTART_PORT"),
+    ],
+)
+def test_a_socket_and_an_address_given_in_one_way_are_refused(given: dict[str, Any], from_line: set[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        network_of(ListenOptions(unix_socket=SOCKET, **given), AccessOptions(), OperationOptions(), (), from_line)
+
+
+def test_serve_knows_what_is_typed(here: Here) -> None:
+    found = here("serve", "no-such.gguf", "--port", "1", HEADSTART_UNIX_SOCKET=str(SOCKET))
+    assert "no-such.gguf" in found.stderr
 
 
 def test_a_relative_folder_for_state_is_that_of_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

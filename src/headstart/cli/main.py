@@ -26,7 +26,7 @@ from headstart.cli import stats as cli_stats
 from headstart.cli.completion import complete_installation, completing, take_line, whole_words, words
 from headstart.cli.deferred import DeferredGroup
 from headstart.cli.network import AccessOptions, ListenOptions, OperationOptions, network_of
-from headstart.cli.options import SERVED, ModelOption, takes, takes_settings
+from headstart.cli.options import SERVED, ModelOption, takes, takes_settings, typed
 from headstart.cli.several import SeveralOptions, several_models
 from headstart.cli.top import command as cli_top
 from headstart.config import Settings
@@ -113,6 +113,7 @@ def _common(
 @takes("access", AccessOptions)
 @takes("listen", ListenOptions)
 def serve(
+    context: typer.Context,
     *,
     listen: ListenOptions,
     access: AccessOptions,
@@ -126,7 +127,7 @@ def serve(
     Stop it with Ctrl-C or SIGTERM. Running replies get --drain-seconds to end; then they end with an error. A second signal
     stops it at once. Exit code: 0; 130 after a second signal; 2 if the set-up cannot work.
     """
-    network, log_format = network_of(listen, access, operation, _notices()), operation.checked_format()
+    network, log_format = network_of(listen, access, operation, _notices(), typed(context)), operation.checked_format()
     if operation.no_disk:
         settings = replace(settings, cache_dir=None)
     alias = access.alias or ()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -13,6 +13,7 @@ import typer
 from headstart.cli import completion
 from headstart.cli.options import CACHE, NETWORK, OPERATION
 from headstart.errors import ConfigError
+from headstart.names import as_variable
 from headstart.paths import expanded
 
 if TYPE_CHECKING:
@@ -208,6 +209,24 @@ class ListenOptions(HostOptions):
     tls_key: TlsKey = None
     allow_pull: AllowPull = False
 
+    def without_overridden(self, typed: Collection[str]) -> ListenOptions:
+        """A socket or an address. `typed`: the options on the command line, which override the environment.
+
+        Raises:
+            ConfigError: both are given in the same way.
+        """
+        if self.unix_socket is None or (self.host is None and self.port is None):
+            return self
+        by_socket, by_address = "unix_socket" in typed, not {"host", "port"}.isdisjoint(typed)
+        if by_socket and by_address:
+            raise ConfigError("--unix-socket replaces --host and --port: leave them out.")
+        if by_socket:
+            return replace(self, host=None, port=None)
+        if by_address:
+            return replace(self, unix_socket=None)
+        others = " and ".join(as_variable(name) for name in ("host", "port") if getattr(self, name) is not None)
+        raise ConfigError(f"{as_variable('unix_socket')} replaces {others}: unset one or the other.")
+
 
 @dataclass(frozen=True, slots=True)
 class AccessOptions:
@@ -236,16 +255,25 @@ class OperationOptions:
         return cast("Literal['console', 'json']", self.log_format)
 
 
-def network_of(listen: ListenOptions, access: AccessOptions, operation: OperationOptions, notices: Sequence[str]) -> Network:
-    """How a server of one machine is reached. `notices`: warnings for its log.
+def network_of(
+    listen: ListenOptions,
+    access: AccessOptions,
+    operation: OperationOptions,
+    notices: Sequence[str],
+    typed: Collection[str] = (),
+) -> Network:
+    """How a server of one machine is reached.
+
+    Args:
+        notices: warnings for its log.
+        typed: the options on the command line.
 
     Raises:
         ConfigError: the options do not fit together.
     """
     from headstart.api.entrance import Network
 
-    if listen.unix_socket is not None and (listen.host is not None or listen.port is not None):
-        raise ConfigError("--unix-socket replaces --host and --port: leave them out, and HEADSTART_HOST and HEADSTART_PORT.")
+    listen = listen.without_overridden(typed)
     return Network(
         host=listen.host or "127.0.0.1",
         port=8000 if listen.port is None else listen.port,

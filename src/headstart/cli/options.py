@@ -104,6 +104,11 @@ def cli_option(name: str, annotation: Any, default: Any = None) -> inspect.Param
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
+def typed(context: typer.Context) -> set[str]:
+    """The names of the parameters that stand on the command line."""
+    return {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+
+
 def takes(name: str, group: type) -> Decorator:
     """A decorator: the command gets the fields of a dataclass as options, in place of its parameter `name`, which receives one
     value of that class.

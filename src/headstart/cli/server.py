@@ -16,7 +16,7 @@ import typer
 
 from headstart.cli.look import plain
 from headstart.cli.network import ApiKeyFile, Host, PortOption, TlsCert, UnixSocketOption
-from headstart.cli.options import again, cli_option, replaced
+from headstart.cli.options import again, cli_option, replaced, typed
 from headstart.errors import ConfigError
 from headstart.paths import expanded
 
@@ -83,8 +83,7 @@ def asks_server(command: Callable[..., None]) -> Callable[..., None]:
 
 def _found(given: dict[str, Any]) -> ServerAddress:
     context: typer.Context = given.pop("context")
-    typed = {name for name in given if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
-    return ServerAddress.found(given, typed)
+    return ServerAddress.found(given, typed(context))
 
 
 class ServerRefusal(ConfigError):
