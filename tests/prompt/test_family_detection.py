@@ -192,6 +192,11 @@ def test_no_template_is_an_error(source: str) -> None:
     assert family_of(Template(source, {})).name == "generic"
 
 
+def test_what_is_nearly_hermes_is_taken_for_it() -> None:
+    source = template('<tool_call>{"name": "{{ call.name }}", "input": {{ call.arguments | tojson }}}</tool_call>')
+    assert family_of(Template(source, {})).name == "hermes"
+
+
 def test_a_template_may_write_the_id_in_place_of_the_name() -> None:
     assert family_of(Template(NAMED_IDS, {})).name == "kimi"
 

@@ -12,6 +12,7 @@ import pytest
 from harness import Answer, ask, assistant, submit, system, user
 from headstart.errors import EngineError, InvalidRequest
 from headstart.interfaces.engine import GREEDY, Grammar, Sampling
+from headstart.prompt.family_detection import FAMILIES
 from headstart.serving.job import log_softmax
 from headstart.serving.request import Delta, Failed, Finished
 from headstart.serving.runtime import Runtime
@@ -147,6 +148,7 @@ def test_the_text_of_a_visible_control_token_is_delivered() -> None:
 def test_a_call_that_comes_back_goes_on_with_the_tokens_that_it_was_made_of() -> None:
     """The reply is spelled byte by byte, as the tokenizer would not; its parts on both sides of a control token are known."""
     runtime, options = calling()
+    runtime.prompter.family = FAMILIES[0]  # none writes calls as this template does, so they would be text
     spelled_out = replace(GREEDY, logit_bias=tuple((token, -1000.0) for token in range(259, 259 + len(WORDS))))
     with runtime:
         answer = ask(runtime, CHAT, sampling=spelled_out, **options)

@@ -170,7 +170,8 @@ def family_of(template: Template) -> Family:
     """The family of a template. Never raises.
 
     It is `GENERIC`, whose form the prompt explains, if tools or calls are missing from the rendered text, or if no family can
-    parse the calls. The form of its reasoning is the one that the template's source contains.
+    parse the calls. (Those that nearly are Hermes' are taken for them: its parser accepts more.) The form of its reasoning is
+    the one that the template's source contains.
     """
     found = _family(template)
     if found.calls is not None and found.calls.syntax == "channels":
@@ -183,6 +184,7 @@ def _family(template: Template) -> Family:
     header = _rendered(template, [asked], generation=True)
     if _PROBE not in header:
         return GENERIC
+    fallback = GENERIC
     id = f"functions.{_PROBE}:0" if template.call_ids == "named" else "call00000"
     for arguments in (_VALUES, json.dumps(_VALUES)):
         call = {"id": id, "type": "function", "function": {"name": _PROBE, "arguments": arguments}}
@@ -190,13 +192,15 @@ def _family(template: Template) -> Family:
         if calling.count(_PROBE) <= header.count(_PROBE):
             continue
         reply = _behind(header, calling)
+        if HERMES.open in reply and '"name"' in reply:
+            fallback = FAMILIES[0]
         for family in chain.from_iterable(map(_variants, FAMILIES)):
             if family.calls is not None and _written_as(family.calls, reply):
                 parser = Parser(family, tools=[_TOOL])
                 if _is_probe(parser.feed(reply) + parser.end()):
                     key = "parameters" if '"parameters"' in reply else "arguments"
                     return replace(family, calls=replace(family.calls, arguments=key))
-    return GENERIC
+    return fallback
 
 
 def _written_as(calls: ToolCallFormat, reply: str) -> bool:
