@@ -92,5 +92,6 @@ def test_an_object_that_is_not_listed_again_after_a_crash_is_missed(monkeypatch:
 
     monkeypatch.setattr(HistoryRun, "_forgotten", forgetting)
     with installed():
-        found = next(violation for seed in range(50) if (violation := run(Scenario.of(seed)).violation))
+        first = (11, 42, 77)  # with which it is found; should histories change, others are tried
+        found = next(violation for seed in (*first, *range(100)) if (violation := run(Scenario.of(seed)).violation))
     assert found.startswith("forgotten after a crash")
