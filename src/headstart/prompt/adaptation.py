@@ -102,7 +102,8 @@ def tools_as_text(messages: _Talk, tools: _ToolList | None, *, neighbours: bool)
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    return "".join(part.get("text") or "" for part in content or () if isinstance(part, Mapping))
+    # With a line break between, as the rule `parts` joins them: without it, two parts could make a control token.
+    return "\n".join(part.get("text") or "" for part in content or () if isinstance(part, Mapping))
 
 
 def _written(call: Mapping[str, Any]) -> str:
@@ -114,8 +115,26 @@ def _written(call: Mapping[str, Any]) -> str:
     return f'<tool_call>\n{{"name": {name}, "arguments": {arguments or "{}"}}}\n</tool_call>'
 
 
+class _OpenCalls:
+    """The calls of one reply that have no result yet, each with what it is called here.
+
+    A result answers the first call of its id. Ids may be missing: then it answers the next call.
+    """
+
+    def __init__(self, calls: Sequence[tuple[Any, Any]] = ()) -> None:
+        self._calls = list(calls)
+
+    def answered(self, id: Any) -> Any:
+        """What the call is called here that a result with this id answers; None if there is none."""
+        ids = [given for given, _ in self._calls]
+        wanted = id if id in ids else None
+        if id is not None and wanted not in ids:
+            return None
+        return self._calls.pop(0 if id is None else ids.index(wanted))[1] if self._calls else None
+
+
 def single_calls(messages: _Talk) -> _Talk:
-    """For a template with one call a message (Llama 3): a reply with several becomes as many, each with its results."""
+    """For a template with one call a message (Llama 3): a reply with several becomes as many, each with its result."""
     adapted: list[Message] = []
     rest = deque(messages)
     while rest:
@@ -124,15 +143,14 @@ def single_calls(messages: _Talk) -> _Talk:
         if len(calls) < 2:
             adapted.append(message)
             continue
-        results: list[Message] = []
+        opened = _OpenCalls([(call.get("id"), place) for place, call in enumerate(calls)])
+        results: list[list[Message]] = [[] for _ in calls]
         while rest and rest[0].get("role") == "tool":
-            results.append(rest.popleft())
+            place = opened.answered(rest[0].get("tool_call_id"))
+            results[-1 if place is None else place].append(rest.popleft())
         for place, call in enumerate(calls):
             told = {"role": message["role"], "content": ""} if place else message
-            own = [result for result in results if result.get("tool_call_id") == call.get("id")]
-            adapted += [{**told, "tool_calls": [call]}, *own]
-            results = [result for result in results if result.get("tool_call_id") != call.get("id")]
-        adapted += results
+            adapted += [{**told, "tool_calls": [call]}, *results[place]]
     return adapted
 
 
@@ -142,19 +160,19 @@ def single_calls(messages: _Talk) -> _Talk:
 def renamed_calls(messages: _Talk, form: _CallId) -> _Talk:
     """For a template that takes some ids only: calls get ids of this form, and results the ids of their calls."""
     adapted: list[Message] = []
-    names: dict[Any, str] = {}
+    opened, names = _OpenCalls(), dict[Any, str]()
     count = 0
     for message in messages:
         if calls := message.get("tool_calls"):
-            renamed = []
-            for call in calls:
-                names[call.get("id")] = form(call, count)
-                renamed.append({**call, "id": names[call.get("id")]})
-                count += 1
-            message = {**message, "tool_calls": renamed}
+            ids = [form(call, count + place) for place, call in enumerate(calls)]
+            count += len(calls)
+            opened = _OpenCalls([(call.get("id"), id) for call, id in zip(calls, ids, strict=True)])
+            names.update((call.get("id"), id) for call, id in zip(calls, ids, strict=True))
+            message = {**message, "tool_calls": [{**call, "id": id} for call, id in zip(calls, ids, strict=True)]}
         elif message.get("role") == "tool":
-            id = message.get("tool_call_id")
-            message = {**message, "tool_call_id": names.get(id) or form({"id": id}, count)}
+            given = message.get("tool_call_id")
+            id = opened.answered(given) or names.get(given) or form({"id": given}, count)
+            message = {**message, "tool_call_id": id}
         adapted.append(message)
     return adapted
 
@@ -199,6 +217,8 @@ def system_as_user(messages: _Talk) -> _Talk:
         return messages
     system, *rest = messages
     text = _text(system.get("content"))
+    if rest and not text:
+        return rest
     if not rest or rest[0].get("role") != "user":
         return [{"role": "user", "content": text}, *rest]
     content = rest[0].get("content")
