@@ -24,8 +24,8 @@ from benchmarks.workloads import text
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.interfaces.conversation import Conversation
-from headstart.interfaces.engine import GREEDY, Grammar, Sampling
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import GREEDY, Grammar, Sampling
 from headstart.serving.request import Failed, Finished, Report, Request
 from headstart.serving.runtime import Runtime
 

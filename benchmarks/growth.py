@@ -31,10 +31,11 @@ from benchmarks import growth_against, growth_disk, growth_eviction, growth_expi
 from benchmarks.growth_rows import Measurement, Row, held, timed
 from benchmarks.plots import growth_curves
 from benchmarks.processor import caption
-from headstart.interfaces.engine import Traits
 from headstart.interfaces.tokens import Tokens, as_tokens
+from headstart.interfaces.traits import Traits
 from headstart.prefix_cache.blocks import Chain, block_id, checkpoint_id, root_id
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.planner import Costs, Mode, SlotView, plan
 
 BLOCK, TAIL = 64, 20

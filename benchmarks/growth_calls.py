@@ -22,11 +22,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.growth_rows import taken
-from headstart.interfaces.engine import Traits
 from headstart.interfaces.tokens import Tokens, as_tokens
+from headstart.interfaces.traits import Traits
 from headstart.prefix_cache.blocks import Chain, block_id, root_id
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.eviction import Retention
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.planner import Costs, Mode, SlotView, plan
 from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.tiers.disk import Disk, Label, files

@@ -30,8 +30,8 @@ from benchmarks.growth_rows import Row, row_of, taken
 from benchmarks.servers import demo_model
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
-from headstart.interfaces.engine import GREEDY
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import GREEDY
 from headstart.interfaces.tokens import Bytes
 from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.serving.request import Delta, Event, Failed, Finished, Request

@@ -14,8 +14,9 @@ from itertools import chain, count
 from benchmarks.growth_rows import Row, held, row_of, taken
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import Chain, root_id
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.eviction import Retention
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.reuse_model import RequestTraits
 
 CALLS = 3000

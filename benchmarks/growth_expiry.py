@@ -24,8 +24,8 @@ from benchmarks.growth_rows import Row, row_of, taken
 from headstart.config import Settings
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import Chain, root_id
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.expiry import Terms
-from headstart.prefix_cache.index import Entry
 from headstart.serving.runtime import Runtime
 from headstart.serving.stored import copied, unpacked
 from headstart.testing.fake_engine import FakeEngine

@@ -23,9 +23,11 @@ from benchmarks.growth_rows import Row, held
 from headstart.api.garbage import Garbage
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import Chain, block_id, root_id
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.entry_places import EntryPlaces
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.ghosts import Ghosts
-from headstart.prefix_cache.index import Entry, EntryPlaces, Index
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.reuse_model import RequestTraits, ReuseStats
 from headstart.tiers.catalog_watch import KnownKeys
 from headstart.tiers.memory import Memory

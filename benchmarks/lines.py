@@ -17,8 +17,9 @@ from benchmarks.conversations import Text, Workload
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import Chain, block_id, checkpoint_id, last_block_boundary, root_id
 from headstart.prefix_cache.checkpoints import LOOSE, Placement, protected_points, worth
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.eviction import Retention
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.reuse_model import RequestTraits
 
 BLOCK_SIZE = 64

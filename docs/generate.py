@@ -15,7 +15,7 @@ from typing import Any
 import headstart
 from headstart import errors
 from headstart.explain.explain import Explanation
-from headstart.interfaces.engine import Sampling
+from headstart.interfaces.sampling import Sampling
 from headstart.library import headstart as library
 from headstart.output.parser import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 from headstart.serving.request import Report

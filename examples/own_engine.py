@@ -19,22 +19,11 @@ from headstart.config import Settings
 from headstart.engines.constraint import Constraint, Grammars
 from headstart.errors import EngineError
 from headstart.interfaces.conversation import Conversation
-from headstart.interfaces.engine import (
-    GREEDY,
-    Control,
-    Engine,
-    Facts,
-    Grammar,
-    KVSegment,
-    Logits,
-    Sampler,
-    Sampling,
-    Shape,
-    Span,
-    Step,
-    Traits,
-)
+from headstart.interfaces.engine import Engine, Facts, KVSegment, Logits, Shape, Span, Step
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import GREEDY, Grammar, Sampler, Sampling
+from headstart.interfaces.tokenizer import Control
+from headstart.interfaces.traits import Traits
 from headstart.serving.request import Delta, Event, Failed, Finished, Request
 from headstart.serving.runtime import Runtime
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from headstart.interfaces.conversation import Message
-from headstart.interfaces.engine import GREEDY, Engine, Logits, Sampling
+from headstart.interfaces.engine import Engine, Logits
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import GREEDY, Sampling
 from headstart.interfaces.tokens import Tokens, common_prefix
 from headstart.prompt.builder import Prompt
 from headstart.serving.request import Delta, Event, Failed, Finished, Report, Request, Started

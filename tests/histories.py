@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from harness import Answer, Messages, ask, assistant, submit, system, user
-from headstart.interfaces.engine import GREEDY, Engine, Sampling, Span, Step
+from headstart.interfaces.engine import Engine, Span, Step
+from headstart.interfaces.sampling import GREEDY, Sampling
 from headstart.interfaces.tokens import Tokens
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.planner import next_call
 from headstart.serving.job import token_logprob
 from headstart.serving.request import Delta, Progress, Started

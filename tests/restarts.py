@@ -16,8 +16,9 @@ import numpy as np
 from harness import Answer, Messages, Pending, request_of
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
-from headstart.interfaces.engine import GREEDY, Engine
+from headstart.interfaces.engine import Engine
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import GREEDY
 from headstart.prefix_cache.blocks import Chain
 from headstart.prompt.builder import Prompt
 from headstart.serving.request import Event, Progress, Request

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headstart.interfaces.engine import Engine, KVSegment, Logits, Sampler, Sampling, Span, Step
+from headstart.interfaces.engine import Engine, KVSegment, Logits, Span, Step
+from headstart.interfaces.sampling import Sampler, Sampling
 from headstart.interfaces.tokens import Bytes
 
 Reply = str | Sequence[int]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import Chain, block_id, root_id
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 
 BLOCK_SIZE = 3
 ROOT = root_id(b"model", "")

@@ -12,8 +12,8 @@ import pytest
 
 from harness import Pending
 from headstart.config import Settings
-from headstart.interfaces.engine import GREEDY
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import GREEDY
 from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime
 from headstart.testing.conformance import CHECKS, EngineUnderTest

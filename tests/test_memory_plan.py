@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.errors import ConfigError
-from headstart.interfaces.engine import HostMemory
+from headstart.interfaces.host_memory import HostMemory
 from headstart.memory_plan import Fit, budget, fit
 
 GIB = 1 << 30

@@ -15,7 +15,7 @@ import typer.main
 import headstart
 from headstart.cli.main import app
 from headstart.explain.causes import CAUSES
-from headstart.interfaces.engine import HostMemory
+from headstart.interfaces.host_memory import HostMemory
 from headstart.memory_plan import fit
 from headstart.names import as_argument, as_flag, option, unknown
 

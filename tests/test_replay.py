@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from effort import SLOW, examples
 from headstart import replay as simulator
 from headstart.interfaces.tokens import as_tokens
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.reuse_model import ReuseModel, ReuseStats
 from headstart.replay import HALF_LIFE, OPTIMUM, POLICIES, ReplayCosts, ReplayRetention, closed, log2_add, replay, working_set
 from headstart.traces import Trace, TracedRequest, read, sample

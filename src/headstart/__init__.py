@@ -25,7 +25,7 @@ from headstart.errors import (
 from headstart.version import __version__
 
 if TYPE_CHECKING:
-    from headstart.interfaces.engine import Sampling
+    from headstart.interfaces.sampling import Sampling
     from headstart.library.headstart import AsyncStream, Headstart, Reply, Stream, open
     from headstart.output.parser import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 else:

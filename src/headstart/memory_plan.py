@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headstart.errors import ConfigError
-from headstart.interfaces.engine import HostMemory
+from headstart.interfaces.host_memory import HostMemory
 from headstart.names import option
 
 MAX_SLOTS = 4

@@ -19,8 +19,9 @@ from itertools import takewhile
 
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain, root_id
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.eviction import Retention
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits, ReuseHistory, ReuseModel, ReuseStats
 from headstart.traces import Trace, TracedRequest
 

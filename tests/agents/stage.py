@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harness import Oracle
 from headstart.config import Settings
-from headstart.interfaces.engine import Sampling
+from headstart.interfaces.sampling import Sampling
 from headstart.prompt.builder import Prompt
 from headstart.serving.request import Event, Finished, Request, Sink
 from headstart.serving.runtime import Handle, Runtime

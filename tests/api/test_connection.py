@@ -19,8 +19,8 @@ from headstart.api.connection import EngineCall
 from headstart.api.drain import Drain
 from headstart.config import Settings
 from headstart.errors import InvalidRequest
-from headstart.interfaces.engine import Sampling
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import Sampling
 from headstart.observe.metrics import Metrics
 from headstart.serving.request import Failed, Finished, Request
 from headstart.serving.runtime import Runtime

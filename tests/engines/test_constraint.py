@@ -21,7 +21,8 @@ from headstart.engines import constraint
 from headstart.engines.constraint import KEPT, KEPT_TEXT, MOST_TEXT, Compiled, Constraint, Grammars, condense
 from headstart.engines.llama import LlamaEngine
 from headstart.errors import EngineError, InvalidRequest, Overloaded
-from headstart.interfaces.engine import GREEDY, Engine, Grammar, Sampling, Step
+from headstart.interfaces.engine import Engine, Step
+from headstart.interfaces.sampling import GREEDY, Grammar, Sampling
 from headstart.testing.fake_engine import END, START, STOP, FakeEngine, FakeTokenizer
 from schemas import schema
 

@@ -17,7 +17,7 @@ from headstart.engines.constraint import Grammars
 from headstart.engines.hf_tokenizer import HFTokenizer
 from headstart.errors import ModelError
 from headstart.interfaces.conversation import Conversation
-from headstart.interfaces.engine import Grammar
+from headstart.interfaces.sampling import Grammar
 from headstart.prompt.builder import Prompter
 from headstart.prompt.chat_template import Template
 from headstart.prompt.family_detection import FAMILIES, Family

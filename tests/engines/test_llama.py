@@ -24,7 +24,8 @@ from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama.binding import lib
 from headstart.engines.llama.padding import Padding
 from headstart.errors import ConfigError, EngineError, ModelError
-from headstart.interfaces.engine import GREEDY, Sampling, Span, Step
+from headstart.interfaces.engine import Span, Step
+from headstart.interfaces.sampling import GREEDY, Sampling
 from headstart.prompt.builder import Prompter
 from headstart.prompt.chat_template import Template
 from talks import talk

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headstart.engines.numpy_sampler import NumpySampler, largest
-from headstart.interfaces.engine import GREEDY, Sampling
+from headstart.interfaces.sampling import GREEDY, Sampling
 
 LOGITS = np.log(np.array([0.5, 0.2, 0.15, 0.1, 0.05], np.float32))
 PLAIN = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)

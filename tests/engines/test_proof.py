@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from headstart.engines.proof import most_tokens, prove
-from headstart.interfaces.engine import BlockSizes, KVSegment, Logits, Step, Traits
+from headstart.interfaces.engine import KVSegment, Logits, Step
 from headstart.interfaces.tokens import Bytes
+from headstart.interfaces.traits import BlockSizes, Traits
 from headstart.testing.fake_engine import FakeEngine
 
 TOKENS = np.random.default_rng(0).integers(0, 256, most_tokens(512)).astype(np.int32)

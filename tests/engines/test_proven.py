@@ -20,8 +20,9 @@ from headstart.engines.llama.engine import BLOCK_SIZE
 from headstart.engines.options import EngineOptions
 from headstart.engines.proof import most_tokens
 from headstart.engines.proven import MEMO, STILL, Proven
-from headstart.interfaces.engine import EngineProof, KVSegment, Logits, Traits
+from headstart.interfaces.engine import KVSegment, Logits
 from headstart.interfaces.tokens import Bytes
+from headstart.interfaces.traits import EngineProof, Traits
 from headstart.testing.fake_engine import FakeEngine
 
 TOKENS = np.random.default_rng(0).integers(0, 256, most_tokens(512)).astype(np.int32)

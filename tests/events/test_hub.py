@@ -18,7 +18,7 @@ from headstart.events.item import EACH
 from headstart.events.source import PastRequest, SlotState, Why
 from headstart.events.tap import News
 from headstart.interfaces.tokens import BlockId, as_tokens
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.serving.request import Report
 
 ALICE, BOB = b"alice---", b"bob-----"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness import ask, user
 from headstart.config import Settings
 from headstart.events.tap import JobNews, News, Tap
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from live import wait_until

@@ -14,7 +14,7 @@ from headstart.api.openai_responses.handover import Handover, PackedConversation
 from headstart.api.served_models import ServedModel
 from headstart.config import Settings
 from headstart.errors import ConfigError, NotFound, Overloaded, Unavailable
-from headstart.interfaces.engine import EngineProof, Traits
+from headstart.interfaces.traits import EngineProof, Traits
 from headstart.models import plan
 from headstart.models import pool as pool_module
 from headstart.models.channel import ProcessSetup, ReadyReport

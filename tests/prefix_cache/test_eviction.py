@@ -15,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from effort import examples
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.eviction import ASIDE, AT_ONCE, HAND, TRIES, Retention
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits, ReuseHistory, ReuseModel, ReuseStats
 from headstart.prefix_cache.reuse_sample import SAMPLE, ReuseSample
 from headstart.replay import HALF_LIFE, POLICIES, ReplayRetention

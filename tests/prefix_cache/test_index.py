@@ -13,7 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from effort import examples
 from headstart.interfaces.tokens import BlockId, as_tokens, common_prefix
 from headstart.prefix_cache.blocks import Chain
-from headstart.prefix_cache.index import Entry, EntryPlaces, Index
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.entry_places import EntryPlaces
+from headstart.prefix_cache.index import Index
 from small_blocks import BLOCK_SIZE, ROOT, TOKENS, entries_of
 
 TIERS = st.sampled_from(["memory", "disk"])

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from effort import examples
-from headstart.interfaces.engine import Traits
 from headstart.interfaces.tokens import Tokens, as_tokens, common_prefix
+from headstart.interfaces.traits import Traits
 from headstart.prefix_cache.blocks import Chain, block_id, last_block_boundary, root_id
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.planner import Costs, Mode, Plan, SlotView, canonical_part, keepable, next_call, plan, restorable
 from headstart.testing.fake_engine import FakeEngine
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from effort import examples
 from headstart.interfaces.tokens import as_tokens, common_prefix
 from headstart.prefix_cache.blocks import Chain, block_id, checkpoint_id
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.siblings import Siblings, common_bytes
 from small_blocks import ROOT
 

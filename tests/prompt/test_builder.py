@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from effort import SLOW
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Message
-from headstart.interfaces.engine import Control
+from headstart.interfaces.tokenizer import Control
 from headstart.interfaces.tokens import as_tokens
 from headstart.prompt.builder import Escaper, Prompt, Prompter
 from headstart.prompt.chat_template import Template

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from effort import examples
 from headstart.interfaces.conversation import Message
-from headstart.interfaces.engine import Control
+from headstart.interfaces.tokenizer import Control
 from headstart.interfaces.tokens import as_tokens
 from headstart.prompt.builder import Prompt, Prompter
 from headstart.prompt.chat_template import Template

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headstart.interfaces.conversation import Message
-from headstart.interfaces.engine import Control
+from headstart.interfaces.tokenizer import Control
 from headstart.output.parser import Parser, message_of
 from headstart.prompt.builder import Prompter
 from headstart.prompt.chat_template import Template

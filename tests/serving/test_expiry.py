@@ -25,7 +25,8 @@ from headstart.interfaces.engine import Shape
 from headstart.interfaces.generation import GenerationParams
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import Chain, checkpoint_id, root_id
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
 from headstart.serving import expiry as expiry_module
 from headstart.serving import scheduler, settle

@@ -13,7 +13,7 @@ import pytest
 from harness import Answer, ask, check, submit, user
 from headstart.config import Settings
 from headstart.interfaces.tokens import Bytes, as_tokens
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.serving import landing
 from headstart.serving.landing import SMALL, Copier, Landing, Landings
 from headstart.serving.runtime import Runtime

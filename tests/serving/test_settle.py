@@ -20,8 +20,9 @@ from harness import Answer, Messages, Oracle, Pending, ask, assistant, request_o
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.errors import EngineError
-from headstart.interfaces.engine import GREEDY, Engine, Sampler
+from headstart.interfaces.engine import Engine
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import GREEDY, Sampler
 from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.serving import offload, settle
 from headstart.serving.request import Request

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from headstart.interfaces.tier import KV
-from headstart.prefix_cache.index import Entry, EntryPlaces, Index
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.entry_places import EntryPlaces
+from headstart.prefix_cache.index import Index
 from headstart.serving.shared_offer import STEP, SharedOffer
 from headstart.tiers.memory import Memory
 

@@ -11,7 +11,7 @@ import pytest
 
 from harness import Answer, ask, assistant, submit, system, user
 from headstart.errors import EngineError, InvalidRequest
-from headstart.interfaces.engine import GREEDY, Grammar, Sampling
+from headstart.interfaces.sampling import GREEDY, Grammar, Sampling
 from headstart.prompt.family_detection import FAMILIES
 from headstart.serving.job import log_softmax
 from headstart.serving.request import Delta, Failed, Finished

@@ -8,8 +8,8 @@ import pytest
 
 from harness import Oracle, Pending, ask, assistant, converse, system, user
 from headstart.config import Settings
-from headstart.interfaces.engine import GREEDY
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import GREEDY
 from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer

@@ -17,8 +17,8 @@ from headstart.config import Settings
 from headstart.errors import ConfigError, ContextTooLong, EngineError, InvalidRequest, Overloaded, Unavailable
 from headstart.explain.causes import Cause
 from headstart.interfaces.conversation import Message
-from headstart.interfaces.engine import GREEDY, Sampling
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import GREEDY, Sampling
 from headstart.prefix_cache.blocks import root_id
 from headstart.serving.request import Delta, Failed, Progress, Request, Started
 from headstart.serving.runtime import Runtime

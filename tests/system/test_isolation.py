@@ -23,12 +23,13 @@ from headstart.chat.tenancy import POLICIES, salt
 from headstart.config import Settings
 from headstart.explain.causes import Cause
 from headstart.explain.fingerprint import ConversationFingerprints
-from headstart.interfaces.engine import GREEDY
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import GREEDY
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import OWNER_END, Chain, root_id
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.eviction import Retention
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.quota import NoQuota, OwnerLimits, PinLimits, Quota, owner_of, quota
 from headstart.prompt.reply_tokens import ReplyTokensMemo
 from headstart.serving.barred import Barred

@@ -18,7 +18,7 @@ from harness import ask as ask_runtime
 from harness import user
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
-from headstart.interfaces.engine import GREEDY
+from headstart.interfaces.sampling import GREEDY
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers import write_behind

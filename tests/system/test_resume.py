@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.interfaces.engine import Traits
 from headstart.interfaces.tokens import as_tokens, common_prefix
+from headstart.interfaces.traits import Traits
 from headstart.prefix_cache.blocks import Chain, block_id, checkpoint_id, last_block_boundary, root_id
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.planner import Costs, Mode, SlotView, keepable, known, next_call, plan, restorable
 
 BLOCK_SIZE = 4

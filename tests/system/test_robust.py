@@ -15,8 +15,8 @@ import pytest
 from harness import Pending, ask, assistant, system, user
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
-from headstart.interfaces.engine import Sampling
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import Sampling
 from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime
 from live import serving, wait_until

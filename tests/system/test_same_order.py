@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from effort import examples
 from headstart.interfaces.tokens import as_tokens
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.eviction import Retention
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.quota import NoQuota, OwnerLimits, Quota
 from headstart.prefix_cache.reuse_model import RequestTraits, ReuseModel
 from headstart.tiers.disk.catalog import Catalog

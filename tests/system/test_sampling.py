@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headstart.config import Settings
-from headstart.interfaces.engine import Sampling
+from headstart.interfaces.sampling import Sampling
 from headstart.library.headstart import Headstart
 from headstart.serving.request import Event, Request
 from headstart.serving.runtime import Runtime

@@ -20,9 +20,10 @@ import tiny
 from harness import Answer, Messages, Oracle, Pending, ask, assistant, check, converse, speak_plainly, submit, system, user
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
-from headstart.interfaces.engine import GREEDY, Engine
+from headstart.interfaces.engine import Engine
 from headstart.interfaces.generation import GenerationParams
 from headstart.interfaces.landmarks import Landmarks
+from headstart.interfaces.sampling import GREEDY
 from headstart.interfaces.tokens import Tokens, as_tokens, common_prefix
 from headstart.prefix_cache.blocks import Chain, checkpoint_id, root_id
 from headstart.prefix_cache.checkpoints import GAP

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from headstart.errors import EngineError
-from headstart.interfaces.engine import Sampling
+from headstart.interfaces.sampling import Sampling
 from headstart.testing.conformance import CHECKS, BrokenPromise, EngineUnderTest
 from headstart.testing.fake_engine import START, FakeEngine, FakeTokenizer
 

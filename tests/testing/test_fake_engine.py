@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from effort import examples
 from headstart.errors import EngineError
-from headstart.interfaces.engine import GREEDY, KVSegment, Sampling, Span, Step
+from headstart.interfaces.engine import KVSegment, Span, Step
+from headstart.interfaces.sampling import GREEDY, Sampling
 from headstart.testing.fake_engine import LOW, NOISE, FakeEngine
 
 BLOCK_SIZE, WIDTH = 8, 16

@@ -1,7 +1,7 @@
 """Garbage: keeps what stays for long out of the sight of Python's collector of cycles, so that it makes no long pauses.
 
 The collector makes a full pass when there are a quarter more objects than after the last one. Then it looks at all of them, and
-every thread waits. It does not look at entries (`prefix_cache/index`), but at what is remembered of texts and requests, and at
+every thread waits. It does not look at entries (`prefix_cache/entry`), but at what is remembered of texts and requests, and at
 what was loaded at the start.
 
 So whenever a full pass has taken long, what has survived it is *frozen* (`gc.freeze`): no later pass looks at it. Nearly all of

@@ -10,8 +10,8 @@ from pydantic import Field, StringConstraints
 from headstart.api.body import Body, Whole
 from headstart.chat.messages import ChatBody
 from headstart.chat.validation import Strict
-from headstart.interfaces.engine import Sampling
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import Sampling
 
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from headstart import model_names
 from headstart.errors import NotFound
 from headstart.hub.reference import parse
-from headstart.interfaces.engine import Sampling
+from headstart.interfaces.sampling import Sampling
 from headstart.serving.runtime import Runtime
 
 ModelState = Literal["unloaded", "loading", "loaded"]

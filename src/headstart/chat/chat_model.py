@@ -17,8 +17,8 @@ from headstart.chat.reply_builder import ReplyBuilder, ReplyReader
 from headstart.chat.reply_memory import Moment
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Conversation, Format, Message, Tool
-from headstart.interfaces.engine import Grammar
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import Grammar
 from headstart.output.grammar import grammar_for
 from headstart.prompt.family_detection import Family
 from headstart.serving.expiry import Erasure

@@ -18,7 +18,8 @@ from headstart.cli.console import facts, loading
 from headstart.cli.doctor_proof import blocks_and_calls
 from headstart.config import Settings
 from headstart.engines import registry
-from headstart.interfaces.engine import Engine, Traits
+from headstart.interfaces.engine import Engine
+from headstart.interfaces.traits import Traits
 from headstart.observe import logs
 from headstart.serving.engine_thread import EngineThread
 from headstart.serving.runtime import Runtime

@@ -23,7 +23,8 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from headstart.errors import EngineError, InvalidRequest, Overloaded
-from headstart.interfaces.engine import Grammar, Tokenizer
+from headstart.interfaces.sampling import Grammar
+from headstart.interfaces.tokenizer import Tokenizer
 from headstart.lru import Lru
 
 log = logging.getLogger("headstart.constraint")

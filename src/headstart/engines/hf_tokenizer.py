@@ -13,7 +13,7 @@ from typing import Any
 
 from headstart.engines.model_folder import read_json
 from headstart.errors import ModelError
-from headstart.interfaces.engine import Control
+from headstart.interfaces.tokenizer import Control
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>\Z")
 _SPACE = "▁"  # how SentencePiece writes a space

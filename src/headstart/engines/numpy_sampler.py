@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headstart.engines.constraint import Constraint
-from headstart.interfaces.engine import SEEDS, Logits, Sampling
+from headstart.interfaces.engine import Logits
+from headstart.interfaces.sampling import SEEDS, Sampling
 
 Scores = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 _GROUP = 64  # scores

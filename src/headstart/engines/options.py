@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # `--help` needs the options, and must not wait for numpy
-    from headstart.interfaces.engine import EngineProof
+    from headstart.interfaces.traits import EngineProof
 
 KvType = Literal["f16", "bf16", "q8_0"]
 

@@ -33,8 +33,10 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from headstart.errors import EngineError
-from headstart.interfaces.engine import BlockSizes, Engine, KVSegment, Logits, Span, Step, Tokenizer, Traits
+from headstart.interfaces.engine import Engine, KVSegment, Logits, Span, Step
+from headstart.interfaces.tokenizer import Tokenizer
 from headstart.interfaces.tokens import Bytes, Tokens
+from headstart.interfaces.traits import BlockSizes, Traits
 
 _TAIL = _DECODED = 8
 _REPLY = _TAIL + _DECODED

@@ -21,8 +21,9 @@ from blake3 import blake3
 
 from headstart.engines.memo import recall, remember
 from headstart.engines.proof import ProofProgress, answer, prove
-from headstart.interfaces.engine import Engine, EngineProof, Traits
+from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import Tokens
+from headstart.interfaces.traits import EngineProof, Traits
 
 MEMO = "proofs.json"
 log = logging.getLogger("headstart.proof")

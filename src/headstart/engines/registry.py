@@ -15,7 +15,8 @@ from typing import Any
 from headstart.engines import model_file, model_folder
 from headstart.engines.options import EngineOptions
 from headstart.errors import ConfigError, HeadstartError
-from headstart.interfaces.engine import Engine, LoadedTokenizer
+from headstart.interfaces.engine import Engine
+from headstart.interfaces.tokenizer import LoadedTokenizer
 from headstart.names import option
 from headstart.paths import expanded
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headstart.engines.hf_tokenizer import HFTokenizer
 from headstart.engines.model_folder import is_model_folder
-from headstart.interfaces.engine import LoadedTokenizer
+from headstart.interfaces.tokenizer import LoadedTokenizer
 
 
 class Words:

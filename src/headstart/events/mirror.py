@@ -15,8 +15,8 @@ from headstart.events.item import Item, LatestRequests
 from headstart.events.source import PastRequest, SlotState, Source
 from headstart.events.tap import JobNews, News, RequestState
 from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.id_map import IdMap
-from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.job import Job
 from headstart.serving.portions import paced

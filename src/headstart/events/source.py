@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from headstart.events.tap import News, Tap
 from headstart.interfaces.tokens import BlockId
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.job import Job
 from headstart.serving.request import Report

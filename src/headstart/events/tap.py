@@ -13,7 +13,7 @@ from typing import Literal
 
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.serving.job import Job
 from headstart.serving.listener import JobEnd, NoListener
 from headstart.serving.request import Report

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from headstart.errors import ConfigError
-from headstart.interfaces.engine import HostMemory
+from headstart.interfaces.host_memory import HostMemory
 from headstart.memory_plan import fit
 
 _FILE_TYPES = dict(

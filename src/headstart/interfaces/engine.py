@@ -7,7 +7,8 @@ requests, users or files. One thread makes the engine, makes all calls, and clos
 
 Required: `tokenizer`, `traits`, `shape`, `facts`, `fingerprint`, `prefill`, `decode`, `sampler`, `sample`, `logits`,
 `truncate`, `length`, `export_kv`, `import_kv`. To be chosen by a model's name, an engine also has the class method `load`
-(docs/engines.md). Optional abilities are *traits*: the planner reads them as data and never tests the engine's type.
+(docs/engines.md). Optional abilities are *traits* (`traits.py`): the planner reads them as data and never tests the engine's
+type.
 `check_grammar` is optional too; it is needed for replies that follow a grammar.
 
 *KV* (keys and values) is opaque bytes. The KV of `n` consecutive tokens is one buffer of `n * shape.kv_bytes_per_token` bytes,
@@ -23,140 +24,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headstart.errors import EngineError, InvalidRequest
+from headstart.interfaces.host_memory import HostMemory
+from headstart.interfaces.sampling import Grammar, Sampler, Sampling
+from headstart.interfaces.tokenizer import Tokenizer
 from headstart.interfaces.tokens import Bytes
-from headstart.names import suggesting
+from headstart.interfaces.traits import BlockSizes, EngineProof, Traits
 
 Logits = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """A control token, such as `<|im_end|>`. Its text in a rendered prompt always means the token, never plain text.
-
-    Attributes:
-        lstrip, rstrip: whether the tokenizer removes white space on that side of the token.
-    """
-
-    text: str
-    id: int
-    lstrip: bool = False
-    rstrip: bool = False
-
-
-class Tokenizer(Protocol):
-    """Text ↔ tokens. Thread-safe."""
-
-    @property
-    def n_vocab(self) -> int: ...
-    @property
-    def bos(self) -> Control | None:
-        """The token that every prompt must begin with; None if the model needs none."""
-
-    @property
-    def controls(self) -> tuple[Control, ...]: ...
-    @property
-    def eog(self) -> frozenset[int]:
-        """Tokens that end a reply."""
-
-    @property
-    def chat_template(self) -> str | None:
-        """The model's own Jinja chat template."""
-
-    @property
-    def names(self) -> dict[str, str]:
-        """`bos_token`, `eos_token`, … for chat templates."""
-
-    def tokenize(self, text: str) -> list[int]:
-        """Tokens of plain text. The texts of control tokens stay plain text, and nothing is added at either end.
-
-        The result is the same as directly after a control token.
-        """
-
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token's text; for a control token, the bytes of its name."""
-
-
-class LoadedTokenizer(Tokenizer, Protocol):
-    """A tokenizer that was loaded without its model. It gives the same tokens."""
-
-    def close(self) -> None:
-        """Frees it. Nobody may use it any more. Idempotent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """What this engine was proved to do, with this model and these settings.
-
-    Attributes:
-        block_size: canonical prefill may stop and continue at multiples of this many tokens without changing any bit.
-        chunking: whether one prefill call may span several blocks without changing any bit.
-        canonical: whether prefill that starts at a block boundary gives the same bits every time, whether the KV before it was
-            imported or computed.
-        decode_exact: whether decoding gives the same bits, whether the KV before was computed in the slot, restored, or left by
-            a rewind.
-        decode_is_prefill: whether KV from decoding has the same bits as KV from prefill.
-        sliceable: whether a sequence consists of KV only (full attention), so that it can be truncated at any token. Otherwise
-            a live sequence can only grow, or go back to a checkpoint.
-        movable: whether KV and checkpoints can be exported and imported. Otherwise only a live slot can be reused.
-        random_access: whether exporting some blocks costs what they cost alone, not a pass over the whole slot. The engine says
-            so; it is not proved.
-        notes: results of the proofs, one line each, for `headstart doctor` and the log.
-    """
-
-    block_size: int
-    chunking: bool = True
-    canonical: bool = True
-    decode_exact: bool = True
-    decode_is_prefill: bool = False
-    sliceable: bool = True
-    movable: bool = True
-    random_access: bool = False
-    notes: tuple[str, ...] = ()
-
-    @property
-    def exact(self) -> bool:
-        """Whether warm answers can be bit-identical to cold ones. Otherwise `--reuse exact` refuses to start."""
-        return self.canonical and self.decode_exact
-
-    @property
-    def stateful(self) -> bool:
-        """Whether KV is usable only together with a checkpoint at its end."""
-        return self.movable and not self.sliceable
-
-
-@dataclass(frozen=True, slots=True)
-class EngineProof:
-    """The result of a proof, for a later process of the same server that loads the same model in the same way.
-
-    Attributes:
-        key: hexadecimal digest of everything that the proof depends on.
-        slots: slots of the engine that was proved.
-    """
-
-    key: str
-    traits: Traits
-    slots: int
-
-
-@dataclass(frozen=True, slots=True)
-class BlockSizes:
-    """Block sizes in tokens that an engine can have. A proof chooses from them, in this order.
-
-    Sizes that do not divide `Shape.batch`, or for which the context is too short, are left out.
-
-    Attributes:
-        spanned: they need prefill calls of any number of blocks to give the same bits (the trait `chunking`).
-        single: they need only that the same call gives the same bits twice. Each prefill call then computes one block.
-    """
-
-    spanned: tuple[int, ...] = (64, 128, 256)
-    single: tuple[int, ...] = (256, 128, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,42 +61,6 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class HostMemory:
-    """Host memory that was free when a model was loaded, and what the model takes of it, in bytes.
-
-    Attributes:
-        available: free before the load, without swapping.
-        weights: of the model.
-        buffers: for computing.
-        kv: of one live token.
-        state: of one slot, whatever it holds.
-        ctx_step: a slot's context is a multiple of this many tokens.
-        share: of the weights and the slots that is in host memory; the rest is in a device's own.
-    """
-
-    available: int
-    weights: int
-    buffers: int
-    kv: int
-    state: int = 0
-    ctx_step: int = 1
-    share: float = 1.0
-
-    @property
-    def fixed(self) -> int:
-        """In host memory, without the slots."""
-        return int(self.share * self.weights) + self.buffers
-
-    def live(self, ctx: int, slots: int) -> int:
-        """In host memory, of `slots` slots of `ctx` tokens."""
-        return int(self.share * slots * self.size(ctx))
-
-    def size(self, ctx: int) -> int:
-        """Of a conversation of `ctx` tokens, wherever it is."""
-        return self.state + ctx * self.kv
-
-
-@dataclass(frozen=True, slots=True)
 class KVSegment:
     """KV of consecutive tokens, to be imported.
 
@@ -238,70 +82,6 @@ class Span:
     start: int
     stop: int
     data: Bytes
-
-
-SEEDS = 2**32 - 1
-"""All seeds are less than this. llama.cpp has 32-bit seeds and uses the last value for "choose a random seed"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How to choose the next token. Defaults are llama-server's.
-
-    Attributes:
-        temperature: randomness; 0 always takes the most likely token.
-        top_k: keep only this many of the most likely tokens; 0 keeps all.
-        top_p: keep only the most likely tokens that together reach this probability; 1 keeps all.
-        min_p: keep only tokens with at least this share of the most likely token's probability; 0 keeps all.
-        repeat_penalty: divides the logits of tokens that the reply already has; 1 for no penalty.
-        presence_penalty: is subtracted from the logits of tokens that the reply already has; 0 for no penalty.
-        frequency_penalty: the same, once for each occurrence.
-        penalty_last_n: the penalties look at this many of the latest tokens of the reply; -1 for all.
-        logit_bias: is added to the logits of these tokens; minus infinity forbids a token.
-        seed: of the random numbers, modulo `SEEDS`; each further choice of a request adds one. None chooses a random seed.
-        logprobs: how many alternatives to report with every token; None reports nothing.
-    """
-
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalty_last_n: int = -1
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int | None = None
-    logprobs: int | None = None
-
-
-Sampling.__init__ = suggesting(Sampling.__init__)  # type: ignore[method-assign]
-
-GREEDY = Sampling(temperature=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """The form that a whole reply must have: a Lark grammar in llguidance's dialect, a JSON schema, or a regular expression.
-
-    In Lark, a control token is written by its name: `start: <|call|> "ls"`. Free text and strings never contain one.
-
-    Attributes:
-        salt: the tenant's. Compiled grammars are kept by salt, so that no tenant can measure what others have requested.
-        ready: the compiled grammar, set by `check_grammar`; None before.
-    """
-
-    kind: Literal["lark", "json_schema", "regex"]
-    text: str
-    salt: str = ""
-    ready: object = field(default=None, compare=False, repr=False)
-
-
-class Sampler(Protocol):
-    """One reply's sampling state."""
-
-    def close(self) -> None:
-        """Frees what the engine holds for it. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)

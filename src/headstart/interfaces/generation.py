@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headstart.interfaces.engine import Sampling
+from headstart.interfaces.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ from headstart.errors import Cancelled, ConfigError, InvalidRequest
 from headstart.hub.progress import OnProgress
 from headstart.hub.pull import ignore, resolve
 from headstart.interfaces.conversation import Conversation, Message, ToolChoice
-from headstart.interfaces.engine import EngineProof
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.traits import EngineProof
 from headstart.names import suggesting, unknown
 from headstart.output.parser import ReplyDelta, TextDelta
 from headstart.serving.listener import Listener

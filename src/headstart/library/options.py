@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from headstart.chat.validation import condense
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Format
-from headstart.interfaces.engine import Sampling
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import Sampling
 from headstart.names import unknown
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]

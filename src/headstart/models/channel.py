@@ -22,7 +22,8 @@ from typing import Any
 from headstart.api.openai_responses.handover import Handover, PackedConversation
 from headstart.api.served_models import ServedModel
 from headstart.config import Settings
-from headstart.interfaces.engine import EngineProof, Sampling, Traits
+from headstart.interfaces.sampling import Sampling
+from headstart.interfaces.traits import EngineProof, Traits
 from headstart.models.passed import PassedKey
 from headstart.observe.logs import LogFormat
 

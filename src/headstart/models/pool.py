@@ -21,7 +21,7 @@ import structlog
 from headstart.api.openai_responses.handover import Handover
 from headstart.api.served_models import ServedModel
 from headstart.errors import ConfigError, HeadstartError, Overloaded, RequestError, Unavailable
-from headstart.interfaces.engine import EngineProof
+from headstart.interfaces.traits import EngineProof
 from headstart.models.channel import ProcessSetup, ReadyReport
 from headstart.models.naming import ModelNames, NamedModel
 from headstart.models.plan import Holder, MemoryShares, ModelUse, place, value_of

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from headstart.errors import InvalidRequest
-from headstart.interfaces.engine import Grammar
+from headstart.interfaces.sampling import Grammar
 from headstart.longest_match import longest_of
 from headstart.output.coerce import types_of
 from headstart.output.formats import Family, ToolCallFormat

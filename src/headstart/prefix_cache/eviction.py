@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.eviction_order import EvictionOrder
 from headstart.prefix_cache.ghosts import Ghosts
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits, ReuseHistory, ReuseModel, ReuseStats
 from headstart.prefix_cache.reuse_sample import SAMPLE, ReuseSample
 

@@ -21,10 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from headstart.interfaces.engine import Traits
 from headstart.interfaces.tokens import BlockId, Tokens, common_prefix
+from headstart.interfaces.traits import Traits
 from headstart.prefix_cache.blocks import Chain, last_block_boundary
-from headstart.prefix_cache.index import Entry, Index, Match
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.index import Index, Match
 
 RETURN = 20
 """Where turns are settled, a prompt goes back to a block boundary if what follows the difference is this many times longer."""

@@ -19,8 +19,8 @@ import numpy as np
 
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Conversation, Message, Tool
-from headstart.interfaces.engine import Tokenizer
 from headstart.interfaces.landmarks import Landmarks
+from headstart.interfaces.tokenizer import Tokenizer
 from headstart.interfaces.tokens import Tokens, as_tokens, common_prefix
 from headstart.output.parser import meaning, parse
 from headstart.prompt.adaptation import adapt

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from headstart.interfaces.engine import Control
+from headstart.interfaces.tokenizer import Control
 from headstart.longest_match import longest_of
 
 # A noncharacter that is put into an escaped control token. Its own occurrences in a text are doubled, and no control token

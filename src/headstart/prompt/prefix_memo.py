@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headstart.interfaces.engine import Control
+from headstart.interfaces.tokenizer import Control
 from headstart.interfaces.tokens import Tokens, as_tokens
 from headstart.lru import Lru
 from headstart.prompt.reply_tokens import ReplyTokensRecord

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from headstart.interfaces.engine import Control
+from headstart.interfaces.tokenizer import Control
 from headstart.longest_match import longest_of
 from headstart.prompt.escape import Escaper
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headstart.interfaces.engine import Control, Tokenizer
+from headstart.interfaces.tokenizer import Control, Tokenizer
 from headstart.interfaces.tokens import Tokens, as_tokens, utf8
 from headstart.prompt.escape import Escaper
 from headstart.prompt.landmarks import Places

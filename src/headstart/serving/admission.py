@@ -16,7 +16,7 @@ from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import common_prefix
 from headstart.prefix_cache.blocks import Chain
 from headstart.prefix_cache.checkpoints import LATTICE, protected_points
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.planner import Costs, Mode, Plan, keepable, known, plan, restorable
 from headstart.serving.cache import Cache
 from headstart.serving.job import Job

@@ -16,7 +16,7 @@ from headstart.interfaces.engine import Engine
 from headstart.interfaces.tier import STATE
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain, block_id, checkpoint_id, root_id
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.planner import Mode, Plan
 from headstart.prefix_cache.quota import owner_of
 from headstart.prefix_cache.reuse_model import RequestTraits

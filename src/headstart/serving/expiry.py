@@ -17,7 +17,7 @@ from headstart.explain.record import Record
 from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain, checkpoint_id, root_id
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.prompt.builder import Prompter
 from headstart.serving.barred import Owners

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headstart.interfaces.tokens import BlockId
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.serving.landing import Landings
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from headstart.explain.explain import Explanation, NotFetched
 from headstart.explain.record import Record
-from headstart.interfaces.engine import Engine, Logits, Sampler, Sampling
+from headstart.interfaces.engine import Engine, Logits
+from headstart.interfaces.sampling import Sampler, Sampling
 from headstart.interfaces.tokens import BlockId, Tokens, as_tokens
 from headstart.prefix_cache.blocks import Chain, block_id, root_id
 from headstart.prefix_cache.planner import Plan

@@ -12,7 +12,7 @@ from itertools import takewhile
 from headstart.errors import EngineError
 from headstart.interfaces.engine import Engine, KVSegment
 from headstart.prefix_cache.blocks import Chain
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.planner import Mode, Plan
 from headstart.serving.memory_budget import MemoryBudget, holding
 from headstart.serving.prefetch import Prefetch

@@ -8,7 +8,7 @@ from headstart.errors import EngineError
 from headstart.interfaces.engine import Engine, Span
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import block_id
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import owner_of
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST

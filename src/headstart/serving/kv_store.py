@@ -12,9 +12,11 @@ from headstart.interfaces.tier import KV, STATE, EntryKind
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.prefix_cache.checkpoints import LOOSE, worth
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.entry_places import EntryPlaces
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.expiry import Terms
-from headstart.prefix_cache.index import Entry, EntryPlaces, Index
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import PinLimits
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from headstart.interfaces.tokens import Bytes
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.tiers.memory import Cell
 from headstart.tiers.shared_tier import Arrival
 

@@ -11,7 +11,8 @@ from typing import Literal, Protocol
 
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain
-from headstart.prefix_cache.index import Entry, IndexListener, NoIndexListener
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.index import IndexListener, NoIndexListener
 from headstart.prefix_cache.planner import Mode
 from headstart.serving.job import Job
 from headstart.serving.request import Report, StopReason

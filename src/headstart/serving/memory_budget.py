@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from headstart.interfaces.tier import KV, STATE, EntryKind
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import checkpoint_id
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.eviction import Retention
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits
 from headstart.serving.offload import Offload
 from headstart.serving.pins import Pins

@@ -15,7 +15,8 @@ from headstart.explain.fingerprint import ConversationFingerprint, ConversationF
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.lru import Lru
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.index import Index
 from headstart.prompt.reply_tokens import ReplyTokensMemo, ReplyTokensRecord
 from headstart.serving.barred import Barred, Owners
 from headstart.tiers.disk import Label

@@ -14,8 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from headstart.interfaces.tier import KV, STATE
 from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.eviction import Retention
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.quota import PinLimits
 from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Memory

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from headstart.interfaces.tokens import BlockId, Bytes
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.planner import Plan
 from headstart.serving.memory_budget import MemoryBudget, holding
 from headstart.tiers.disk import Label

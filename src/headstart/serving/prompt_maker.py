@@ -13,7 +13,7 @@ from headstart import templates
 from headstart.config import Overflow, Reuse, Settings
 from headstart.errors import ContextTooLong, InvalidRequest
 from headstart.interfaces.conversation import Conversation
-from headstart.interfaces.engine import Tokenizer
+from headstart.interfaces.tokenizer import Tokenizer
 from headstart.prompt.builder import Prompt, Prompter
 from headstart.prompt.chat_template import Template
 from headstart.serving.gate import Gate

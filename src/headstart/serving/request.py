@@ -13,8 +13,9 @@ from typing import Literal
 from headstart.errors import HeadstartError
 from headstart.explain.causes import Cause
 from headstart.explain.explain import Explanation
-from headstart.interfaces.engine import Grammar, Logits
+from headstart.interfaces.engine import Logits
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import Grammar
 from headstart.prompt.builder import Prompt
 from headstart.serving.turn import Turn
 

@@ -20,13 +20,14 @@ from headstart.errors import ConfigError, InvalidRequest, Overloaded, Unavailabl
 from headstart.explain.explain import Explanation, compare
 from headstart.explain.record import Record
 from headstart.interfaces.conversation import Conversation, Message
-from headstart.interfaces.engine import Engine, Grammar, Sampling
+from headstart.interfaces.engine import Engine
+from headstart.interfaces.sampling import Grammar, Sampling
 from headstart.interfaces.tokens import Tokens
 from headstart.model_names import model_name
 from headstart.names import OptionText, option
 from headstart.prefix_cache.blocks import Chain, root_id
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.expiry import Terms
-from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import owner_of, quota
 from headstart.prompt.builder import Prompt

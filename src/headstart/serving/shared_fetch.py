@@ -16,7 +16,7 @@ from headstart.interfaces.engine import Engine
 from headstart.interfaces.tier import STATE
 from headstart.interfaces.tokens import BlockId, as_tokens, common_prefix
 from headstart.prefix_cache.blocks import Chain, checkpoint_id, last_block_boundary
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.admission import Admission
 from headstart.serving.held_prefix import HeldPrefix

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 from headstart.interfaces.tokens import BlockId, Bytes
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.index import Index
 from headstart.tiers.disk import Label
 from headstart.tiers.memory import Memory
 from headstart.tiers.shared_tier import SharedTier

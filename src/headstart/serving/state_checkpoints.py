@@ -13,7 +13,7 @@ from headstart.interfaces.landmarks import Landmarks
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import block_id, checkpoint_id
 from headstart.prefix_cache.checkpoints import LATTICE
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.kv_store import KvStore

@@ -20,7 +20,8 @@ from headstart.errors import Conflict, NotFound, Unavailable
 from headstart.interfaces.tokens import BlockId
 from headstart.names import option
 from headstart.prefix_cache.blocks import checkpoint_id
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.quota import PIN_SHARE
 from headstart.serving.cache import Cache
 from headstart.serving.deletion_turns import DeletionTurn, DeletionTurns

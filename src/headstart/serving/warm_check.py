@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headstart.errors import HeadstartError
-from headstart.interfaces.engine import GREEDY
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import GREEDY
 from headstart.prompt.builder import Prompt
 from headstart.serving.request import Event, Failed, Finished, Report, Request, Started
 from headstart.serving.runtime import Runtime

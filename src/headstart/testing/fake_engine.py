@@ -32,22 +32,11 @@ import numpy.typing as npt
 
 from headstart.engines.constraint import Constraint, Grammars
 from headstart.errors import EngineError
-from headstart.interfaces.engine import (
-    SEEDS,
-    Control,
-    Engine,
-    Facts,
-    Grammar,
-    KVSegment,
-    Logits,
-    Sampler,
-    Sampling,
-    Shape,
-    Span,
-    Step,
-    Traits,
-)
+from headstart.interfaces.engine import Engine, Facts, KVSegment, Logits, Shape, Span, Step
+from headstart.interfaces.sampling import SEEDS, Grammar, Sampler, Sampling
+from headstart.interfaces.tokenizer import Control
 from headstart.interfaces.tokens import Bytes
+from headstart.interfaces.traits import Traits
 
 GAP, NOISE = 0.05, 0.001
 LOW = 4

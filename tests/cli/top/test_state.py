@@ -16,7 +16,7 @@ from headstart.events.hub import EventReader, Hub, View
 from headstart.events.source import SlotState
 from headstart.events.tap import News, RequestState
 from headstart.interfaces.tokens import BlockId, as_tokens
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from scripted_top import batch, chat, entry, identity, request, soon, words_of
 
 OWNER = b"alice---"

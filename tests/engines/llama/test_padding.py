@@ -19,7 +19,8 @@ from headstart.engines.llama.identity import devices, work
 from headstart.engines.llama.load import open_model
 from headstart.engines.llama.padding import NO_PADDING, PROCESSORS, TILE, Padding, Work, processor, tiles
 from headstart.errors import EngineError
-from headstart.interfaces.engine import GREEDY, KVSegment, Span, Step
+from headstart.interfaces.engine import KVSegment, Span, Step
+from headstart.interfaces.sampling import GREEDY
 
 DEEP = 512
 SMOLLM = Work(weights=134_515_008 - 49_152 * 576, layers=30, heads=9, key=64, value=64)

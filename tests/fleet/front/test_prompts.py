@@ -26,7 +26,8 @@ from headstart.errors import ConfigError, ModelError
 from headstart.fleet.front.prompts import PromptReader
 from headstart.fleet.model_card import ModelCard
 from headstart.fleet.router.chains import PromptChain, block_key
-from headstart.interfaces.engine import Control, Engine
+from headstart.interfaces.engine import Engine
+from headstart.interfaces.tokenizer import Control
 from headstart.prefix_cache.blocks import root_id
 from headstart.serving.job import Job
 from headstart.serving.runtime import Runtime

@@ -22,10 +22,11 @@ from headstart.fleet.replica.reporter import Reporter
 from headstart.fleet.router.chains import block_key, chain_of, checkpoint_key
 from headstart.fleet.router.reports import RUMOUR, ReplicaReport, Tier
 from headstart.fleet.router.router import ASK_AGAIN, FleetRouter
-from headstart.interfaces.engine import Traits
 from headstart.interfaces.tokens import as_tokens
+from headstart.interfaces.traits import Traits
 from headstart.prefix_cache.blocks import Chain, root_id
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.planner import Mode, restorable
 from headstart.serving import offload, scheduler, settle
 from headstart.serving.request import Failed, Finished

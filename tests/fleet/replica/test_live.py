@@ -14,8 +14,9 @@ from headstart.fleet.replica.held import HeldKeys, by_tier
 from headstart.fleet.replica.live import LiveBlocks
 from headstart.fleet.router.chains import block_key, checkpoint_key
 from headstart.fleet.router.reports import Tier
-from headstart.interfaces.engine import Shape, Traits
+from headstart.interfaces.engine import Shape
 from headstart.interfaces.tokens import as_tokens
+from headstart.interfaces.traits import Traits
 from headstart.prefix_cache.blocks import Chain
 from headstart.prefix_cache.planner import Mode
 from headstart.serving.slots import Slot

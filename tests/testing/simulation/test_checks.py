@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from headstart.interfaces.tokens import as_tokens
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.index import Index
 from headstart.testing.simulation.checks import Tenants, believed
 from headstart.testing.simulation.history import Scenario
 from headstart.testing.simulation.install import installed

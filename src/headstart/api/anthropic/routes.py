@@ -19,8 +19,8 @@ from headstart.api.openapi import ANTHROPIC_ERRORS, ANTHROPIC_STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.service import Service, service_of
 from headstart.api.understood import Understood, compared
-from headstart.interfaces.engine import Sampling
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import Sampling
 from headstart.serving.runtime import Runtime
 
 router = APIRouter(route_class=Route)

@@ -19,7 +19,7 @@ from headstart.api.openapi import ERRORS, takes
 from headstart.api.service import service_of
 from headstart.api.understood import posted
 from headstart.errors import InvalidRequest
-from headstart.interfaces.engine import Tokenizer
+from headstart.interfaces.tokenizer import Tokenizer
 from headstart.observe.metrics import CONTENT_TYPE
 from headstart.prompt.template_caps import capabilities
 from headstart.serving.runtime import Runtime

@@ -24,7 +24,7 @@ from headstart.api.service import Service
 from headstart.api.understood import Understood
 from headstart.api.usage import timings_so_far
 from headstart.chat.reply_builder import ReplyBuilder
-from headstart.interfaces.engine import Sampling
+from headstart.interfaces.sampling import Sampling
 from headstart.observe.report import Summary, summarise
 from headstart.output.parser import ReplyDelta, TextDelta
 from headstart.serving.request import Progress, Request, TokenLogprob

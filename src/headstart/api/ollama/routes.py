@@ -32,8 +32,8 @@ from headstart.api.service import Service, service_of
 from headstart.api.understood import Understood
 from headstart.chat.reply_builder import ReplyReader
 from headstart.interfaces.conversation import Conversation
-from headstart.interfaces.engine import Sampling
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import Sampling
 from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime
 from headstart.version import __version__

@@ -13,7 +13,7 @@ from headstart.engines.llama import log as llama_log
 from headstart.engines.llama.binding import lib, ready
 from headstart.engines.llama.features import ADAPTERS, DIFFUSION
 from headstart.errors import ConfigError, ModelError
-from headstart.interfaces.engine import HostMemory
+from headstart.interfaces.host_memory import HostMemory
 from headstart.names import option
 
 BATCH = 512

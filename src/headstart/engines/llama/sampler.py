@@ -11,7 +11,8 @@ import numpy as np
 from headstart.engines.constraint import Constraint
 from headstart.engines.llama.binding import lib, ready
 from headstart.errors import EngineError
-from headstart.interfaces.engine import SEEDS, Logits, Sampling
+from headstart.interfaces.engine import Logits
+from headstart.interfaces.sampling import SEEDS, Sampling
 
 _COLDEST = 1e-6
 """At lower temperatures logits divided by the temperature would overflow, so sampling is greedy."""

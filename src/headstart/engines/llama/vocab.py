@@ -11,7 +11,7 @@ import numpy as np
 
 from headstart.engines.llama.binding import lib
 from headstart.engines.llama.load import open_vocabulary
-from headstart.interfaces.engine import Control
+from headstart.interfaces.tokenizer import Control
 
 _NAMES = {"bos_token": "bos", "eos_token": "eos", "pad_token": "pad", "sep_token": "sep"}
 
@@ -19,7 +19,7 @@ _NAMES = {"bos_token": "bos", "eos_token": "eos", "pad_token": "pad", "sep_token
 class LlamaTokenizer:
     """The tokenizer of a loaded model; usable as long as the model is. Thread-safe.
 
-    Attributes: those of `headstart.interfaces.engine.Tokenizer`.
+    Attributes: those of `headstart.interfaces.tokenizer.Tokenizer`.
     """
 
     def __init__(self, model: Any) -> None:

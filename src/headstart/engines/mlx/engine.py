@@ -45,22 +45,10 @@ from headstart.engines.options import EngineOptions
 from headstart.engines.proof import most_tokens, ordinary_tokens
 from headstart.engines.proven import Proven
 from headstart.errors import EngineError, ModelError
-from headstart.interfaces.engine import (
-    BlockSizes,
-    Engine,
-    EngineProof,
-    Facts,
-    Grammar,
-    KVSegment,
-    Logits,
-    Sampler,
-    Sampling,
-    Shape,
-    Span,
-    Step,
-    Traits,
-)
+from headstart.interfaces.engine import Engine, Facts, KVSegment, Logits, Shape, Span, Step
+from headstart.interfaces.sampling import Grammar, Sampler, Sampling
 from headstart.interfaces.tokens import Bytes
+from headstart.interfaces.traits import BlockSizes, EngineProof, Traits
 from headstart.memory_plan import fit
 from headstart.paths import expanded
 

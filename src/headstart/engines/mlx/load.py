@@ -20,7 +20,8 @@ from headstart.engines.digest import digest
 from headstart.engines.mlx.layers import STEP, Form
 from headstart.engines.mlx.padded import MOST_BYTES
 from headstart.errors import ConfigError, ModelError
-from headstart.interfaces.engine import Facts, HostMemory, Shape
+from headstart.interfaces.engine import Facts, Shape
+from headstart.interfaces.host_memory import HostMemory
 from headstart.model_names import model_name
 
 BATCH = 512

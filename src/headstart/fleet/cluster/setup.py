@@ -13,7 +13,8 @@ from headstart.config import SETTINGS, Settings, default_cache_dir
 from headstart.engines import registry
 from headstart.engines.options import EngineOptions
 from headstart.errors import ConfigError
-from headstart.interfaces.engine import Engine, LoadedTokenizer
+from headstart.interfaces.engine import Engine
+from headstart.interfaces.tokenizer import LoadedTokenizer
 from headstart.names import option
 from headstart.observe.logs import LogFormat
 

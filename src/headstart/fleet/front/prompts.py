@@ -28,7 +28,7 @@ from headstart.engines.options import EngineOptions
 from headstart.errors import RequestError, for_log
 from headstart.fleet.model_card import ModelCard
 from headstart.fleet.router.chains import PromptChain, chain_of
-from headstart.interfaces.engine import LoadedTokenizer
+from headstart.interfaces.tokenizer import LoadedTokenizer
 from headstart.prefix_cache.blocks import root_id
 from headstart.prompt.builder import Prompt
 from headstart.serving.prompt_maker import PromptMaker

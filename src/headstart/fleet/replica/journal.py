@@ -23,7 +23,7 @@ from headstart.fleet.router.reports import BlockKey, Tier, TierKeys
 from headstart.interfaces.tier import STATE
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.planner import Mode
 from headstart.serving.job import Job, Ticket
 from headstart.serving.listener import NoListener

@@ -12,7 +12,8 @@ from dataclasses import replace
 from unittest import SkipTest
 
 from headstart.errors import InvalidRequest
-from headstart.interfaces.engine import GREEDY, Grammar, Sampling, Step
+from headstart.interfaces.engine import Step
+from headstart.interfaces.sampling import GREEDY, Grammar, Sampling
 from headstart.interfaces.tokens import as_tokens
 from headstart.testing.conformance.driver import EngineUnderTest, expect
 

@@ -15,7 +15,8 @@ import numpy as np
 import psutil
 
 from headstart.errors import InvalidRequest
-from headstart.interfaces.engine import Grammar, Sampling, Step
+from headstart.interfaces.engine import Step
+from headstart.interfaces.sampling import Grammar, Sampling
 from headstart.testing.conformance.driver import TAIL, EngineUnderTest, expect
 
 _ROUNDS = 3

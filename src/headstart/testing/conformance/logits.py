@@ -6,7 +6,8 @@ from contextlib import closing
 
 import numpy as np
 
-from headstart.interfaces.engine import GREEDY, Logits, Sampling, Step
+from headstart.interfaces.engine import Logits, Step
+from headstart.interfaces.sampling import GREEDY, Sampling
 from headstart.testing.conformance.driver import TAIL, EngineUnderTest, expect, expect_same
 
 _DRAWS = 12

@@ -11,7 +11,8 @@ import numpy as np
 from headstart.config import Settings
 from headstart.engines.proof import most_tokens, prove
 from headstart.errors import EngineError
-from headstart.interfaces.engine import BlockSizes, Engine
+from headstart.interfaces.engine import Engine
+from headstart.interfaces.traits import BlockSizes
 from headstart.prompt.builder import Prompt
 from headstart.serving.runtime import Runtime
 from headstart.serving.warm_check import ComputedPrompt, WarmWalk, compute

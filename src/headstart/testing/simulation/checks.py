@@ -12,7 +12,8 @@ import numpy as np
 from headstart.interfaces.tier import KV, STATE
 from headstart.interfaces.tokens import BlockId, Tokens, as_tokens
 from headstart.prefix_cache.blocks import root_id
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.quota import owner_of
 from headstart.prefix_cache.siblings import WIDTH
 from headstart.serving.held_prefix import HeldPrefix

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from headstart.interfaces.tier import STATE
 from headstart.interfaces.tokens import BlockId, Tokens
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.entry import Entry
+from headstart.prefix_cache.index import Index
 from headstart.testing.simulation.disk import FolderNames, Inode
 from headstart.testing.simulation.filesystem import ROOT, FileSystem
 from headstart.testing.simulation.violation import require

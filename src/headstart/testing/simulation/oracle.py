@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headstart.interfaces.engine import Sampling, Step
+from headstart.interfaces.engine import Step
+from headstart.interfaces.sampling import Sampling
 from headstart.interfaces.tokens import Tokens
 from headstart.prefix_cache.planner import next_call
 from headstart.prefix_cache.siblings import WIDTH

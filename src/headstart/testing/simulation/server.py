@@ -14,8 +14,8 @@ import numpy as np
 from headstart.config import Settings
 from headstart.errors import HeadstartError
 from headstart.interfaces.conversation import Conversation
-from headstart.interfaces.engine import GREEDY, Sampling
 from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.sampling import GREEDY, Sampling
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain
 from headstart.serving.portions import LongWork
