@@ -101,7 +101,7 @@ ALLOWED: dict[str, set[str]] = {
         "observe",
         "serving.request",
         "serving.runtime",
-        "serving.scheduler",
+        "serving.running_jobs",
         "tiers.shared.address",
     },
     "fleet": {"interfaces", "fleet.router", "traces"},

@@ -183,7 +183,7 @@ def test_regenerate(make: Make, mode: str) -> None:
 def test_a_cancelled_prompt_is_not_computed_again(make: Make) -> None:
     """Fault: a timeout throws the prefill away, so the retry times out again, for ever."""
     with make(slots=1) as rt:
-        rt.scheduler._patience = 0.0  # a call a block
+        rt.scheduler.prefill.patience = 0.0  # a call a block
         chat = [system(prelude(rt) * 4), user("go")]
         pending = submit(rt, chat)
         total = len(pending.request.prompt)

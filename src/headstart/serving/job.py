@@ -190,7 +190,7 @@ class Job:
         self.computed = 0
         self.explanation = self.not_fetched = None
 
-    def report(self, mode: str, now: float) -> Report:
+    def report(self, *, exact: bool, now: float) -> Report:
         """What the job has computed so far. What it finds of its own, after it gave a slot back, is not cached but computed."""
         assert self.plan is not None
         own = min(self.before, self.plan.start)
@@ -205,7 +205,7 @@ class Job:
             restored=restored,
             computed=self.before + self.computed,
             completion=len(self.reply.tokens),
-            mode="exact" if mode == "exact" else "fast",
+            mode="exact" if exact else "fast",
             tiers={tier: tokens for tier, tokens in tiers.items() if tokens},
             explanation=self.explanation,
             explained=self.explained,

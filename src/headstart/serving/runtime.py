@@ -43,7 +43,8 @@ from headstart.serving.offload import ALL
 from headstart.serving.portions import LongWork
 from headstart.serving.prompt_maker import PromptMaker
 from headstart.serving.request import Event, Request, Sink
-from headstart.serving.scheduler import Outcome, Scheduler
+from headstart.serving.running_jobs import Outcome
+from headstart.serving.scheduler import Scheduler
 from headstart.serving.shared_preload import Preload
 from headstart.serving.stored import CachedChains, EntryArray, copied, unpacked
 from headstart.serving.turn import ReturnedTurn, Turn

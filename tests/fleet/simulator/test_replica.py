@@ -13,7 +13,7 @@ from headstart.fleet.router.reports import RUMOUR, Speed, Tier
 from headstart.fleet.simulator.machine import Machine
 from headstart.fleet.simulator.replica import Replica, SimulatedRequest
 from headstart.fleet.simulator.tiers import BlockLru
-from headstart.serving.scheduler import AGEING
+from headstart.serving.prefill import AGEING
 
 SPEED = Speed(Curve(0.01), memory=0.0, disk=0.0, fetch=0.001, round_trip=0.5)
 

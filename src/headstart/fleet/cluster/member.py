@@ -46,8 +46,8 @@ from headstart.model_names import model_names
 from headstart.observe import logs, redaction
 from headstart.observe.metrics import CONTENT_TYPE
 from headstart.serving.request import Event, Failed, Finished, Request
+from headstart.serving.running_jobs import Outcome
 from headstart.serving.runtime import Runtime
-from headstart.serving.scheduler import Outcome
 from headstart.tiers.shared.address import secrets
 
 STATUS, METRICS = "/headstart/fleet", "/headstart/fleet/metrics"

@@ -21,8 +21,8 @@ from headstart.fleet.replica.journal import Journal
 from headstart.fleet.replica.load import QueueState, load_of
 from headstart.fleet.router.reports import Load, ReplicaReport, Speed
 from headstart.fleet.router.slots import SlotTimes
+from headstart.serving.running_jobs import Outcome
 from headstart.serving.runtime import Runtime
-from headstart.serving.scheduler import Outcome
 
 HEARTBEAT = 1.0
 """Most seconds between two reports."""
@@ -122,7 +122,7 @@ class Reporter:
         token = speed.prefill.per_token
         stall, patience = (  # a call is mostly met by a prompt that nobody else waited behind
             min(max(seconds, block * token), shape.batch * token)
-            for seconds in (self._runtime.settings.stall, 2 * self._runtime.scheduler.patience)
+            for seconds in (self._runtime.settings.stall, 2 * self._runtime.scheduler.prefill.patience)
         )
         return load_of(queue, speed, self._times, shape.slots, self._journal.speedometer.step, stall, patience)
 

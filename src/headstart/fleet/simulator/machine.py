@@ -35,7 +35,7 @@ class Machine:
         memory: tokens of the memory tier.
         disk: tokens of the disk tier.
         ageing: seconds of prefill that each second of waiting counts when the prompt with the least left is chosen, as in
-            `serving.scheduler`. None: prompts in slots take turns, one call each.
+            `serving.prefill`. None: prompts in slots take turns, one call each.
     """
 
     speed: Speed = field(default_factory=Speed)

@@ -226,7 +226,7 @@ def _prefixes(runtime: Runtime) -> list[HeldPrefix]:
     """What the jobs of a server hold."""
     scheduler = runtime.scheduler
     preload = [] if scheduler._preloading is None else [scheduler._preloading._held]
-    return [job.held for job in (*scheduler.waiting, *scheduler._running)] + preload
+    return [job.held for job in (*scheduler.waiting, *scheduler.jobs)] + preload
 
 
 def agrees(runtime: Runtime, disk: WriteBehind, database: sqlite3.Connection) -> bool:
