@@ -117,13 +117,13 @@ PLANTED = (
     Planted(
         "a notice is missed",
         "tiers/write_behind.py",
-        '            self.counters[f"skipped_{notice.reason}"] += 1\n        self._notices.append(notice)',
-        '            self.counters[f"skipped_{notice.reason}"] += 1\n            return\n        self._notices.append(notice)',
+        "        self._end(one, ObjectRefused(one.label, reason))\n",
+        "        self._queue.answered(one)\n",
     ),
     Planted(
         "the queue of the disk never gets shorter",
-        "tiers/write_behind.py",
-        "            self._waiting -= len(payload)",
+        "tiers/write_queue.py",
+        "            self.waiting -= len(one.payload)",
         "            pass",
     ),
     Planted(

@@ -67,7 +67,7 @@ def settled(runtime: Runtime) -> None:
         version = runtime.cache.store.terms.version
         look, below = runtime.cache.store.terms.look, True
         if isinstance(disk, WriteBehind):
-            below = disk._terms_seen == version and abs(disk._looked - clock()) < look and disk._expiring is None
+            below = disk._upkeep.terms_seen == version and abs(disk._upkeep.looked - clock()) < look and not disk._upkeep.busy
         told = not (getattr(disk, "_notices", ()) or offload.erased or expiry.busy)
         return below and expiry._version == version and expiry.pause > 0 and told
 

@@ -24,7 +24,7 @@ from headstart.serving.request import Started
 from headstart.serving.runtime import Runtime
 from headstart.serving.stored import CachedChain, DeletedStretch
 from headstart.testing.fake_engine import FakeEngine
-from headstart.tiers import write_behind
+from headstart.tiers import upkeep, write_behind
 from headstart.tiers.disk import Disk, store
 from headstart.tiers.disk.chains import StoredChains
 from headstart.tiers.notices import ObjectFound, ObjectRefused
@@ -635,7 +635,7 @@ def test_a_chain_is_deleted_only_when_all_chains_are_known(tmp_path: Path, monke
         for number in range(2):
             say(runtime, LONG + marked(number))
         quiet(runtime)
-    monkeypatch.setattr(write_behind, "AT_ONCE", -1)
+    monkeypatch.setattr(upkeep, "AT_ONCE", -1)
     monkeypatch.setattr(write_behind, "BACKLOG", 0)  # the engine has no time for the rest
     with started(tmp_path) as runtime:
         chain = say(runtime, LONG + marked(0))
@@ -688,7 +688,7 @@ def test_a_pin_that_does_not_fit_takes_no_earlier_one(tmp_path: Path, monkeypatc
         runtime.stored.pin(say(runtime, LONG).entries[24].id, None)
     before = pinned()
     if late:
-        monkeypatch.setattr(write_behind, "AT_ONCE", -1)
+        monkeypatch.setattr(upkeep, "AT_ONCE", -1)
         monkeypatch.setattr(write_behind, "BACKLOG", 0)
     with started(tmp_path, **more) as runtime:
         ask(runtime, [user(LONG + "and so on, much longer. " * 30)], max_tokens=1)

@@ -163,9 +163,9 @@ def same(one: Answer, other: Answer) -> None:
 def settled(rt: Runtime) -> None:
     """Waits until the disk has answered for all that it was offered, or has refused it."""
     until = time.monotonic() + 60
-    while any(slot.dirty for slot in rt.scheduler.slots) or rt.cache.disk._waiting:  # type: ignore[attr-defined]
+    while any(slot.dirty for slot in rt.scheduler.slots) or rt.cache.disk._queue.waiting:  # type: ignore[attr-defined]
         assert time.monotonic() < until, (
-            rt.cache.disk._waiting,  # type: ignore[attr-defined]
+            rt.cache.disk._queue.waiting,  # type: ignore[attr-defined]
             rt.cache.disk.counters,
             [slot.dirty for slot in rt.scheduler.slots],
         )

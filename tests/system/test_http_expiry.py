@@ -55,7 +55,9 @@ def looked(server: Server) -> None:
     wait_until(lambda: not (any(slot.dirty for slot in slots) or offload.writing or offload._queued))
     if isinstance(disk, write_behind.WriteBehind):
         look, clock = runtime.cache.store.terms.look, runtime.clock
-        wait_until(lambda: disk._terms_seen == version and abs(disk._looked - clock()) < look and not disk._notices)
+        wait_until(
+            lambda: disk._upkeep.terms_seen == version and abs(disk._upkeep.looked - clock()) < look and not disk._notices
+        )
 
 
 def respond(server: Server, text: str, before: str | None = None, key: str = "") -> httpx.Response:

@@ -21,7 +21,7 @@ from headstart.engines.llama import LlamaEngine
 from headstart.interfaces.sampling import GREEDY
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
-from headstart.tiers import write_behind
+from headstart.tiers import upkeep, write_behind
 from headstart.tiers.disk import Disk
 from killed import Load, Messages, check_objects, known_objects, post, text
 from live import wait_until
@@ -162,7 +162,7 @@ def test_a_chat_goes_on_before_the_catalogue_has_been_read(
 
     first, reply, _ = served()
     assert first == {}
-    monkeypatch.setattr(write_behind, "AT_ONCE", -1)
+    monkeypatch.setattr(upkeep, "AT_ONCE", -1)
     monkeypatch.setattr(write_behind, "BACKLOG", 0)
     tiers, again, listed = served()
     assert tiers["disk"] >= 8 * 20

@@ -24,7 +24,7 @@ import pytest
 from headstart.interfaces.tokens import Bytes
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.reuse_model import ReuseModel
-from headstart.tiers import parallel_read, write_behind
+from headstart.tiers import disk_reads, parallel_read, upkeep, write_behind, write_queue
 from headstart.tiers.disk import Disk, FormatError, Label
 from headstart.tiers.disk import reader as disk_reader
 from headstart.tiers.disk import store as disk_store
@@ -35,6 +35,7 @@ from headstart.tiers.disk.store import RESERVE
 from headstart.tiers.no_disk import NoDisk
 from headstart.tiers.notices import Notice, ObjectErased, ObjectFound, ObjectGone, ObjectRefused, ObjectStored, PinsFound
 from headstart.tiers.parallel_read import Hung
+from headstart.tiers.upkeep import Upkeep
 from headstart.tiers.write_behind import WriteBehind
 from live import wait_until
 
@@ -105,7 +106,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         return real(self, batch, *rest)
 
     monkeypatch.setattr(Disk, "write", write)
-    monkeypatch.setattr(write_behind, "BATCH", 1)
+    monkeypatch.setattr(write_queue, "BATCH", 1)
     return found
 
 
@@ -263,9 +264,9 @@ def test_what_another_process_evicts_just_before_a_deletion_is_gone(tmp_path: Pa
 
 def test_a_deletion_ends_when_nothing_offered_before_is_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked for while the thread is in the middle of a round, before that one handles deletions (a disk that is slow)."""
-    reached, go_on, real = threading.Event(), threading.Event(), WriteBehind._expire
+    reached, go_on, real = threading.Event(), threading.Event(), Upkeep.expire
 
-    def expire(self: WriteBehind, *rest: Any, **options: Any) -> None:
+    def expire(self: Upkeep, *rest: Any, **options: Any) -> None:
         reached.set()
         assert go_on.wait(30)
         real(self, *rest, **options)
@@ -279,7 +280,7 @@ def test_a_deletion_ends_when_nothing_offered_before_is_being_read(tmp_path: Pat
 
     with opened(tmp_path) as tier:
         wait_until(lambda: tier.listed, 30)
-        monkeypatch.setattr(WriteBehind, "_expire", expire)
+        monkeypatch.setattr(Upkeep, "expire", expire)
         assert reached.wait(30)
         for number in range(3):
             tier.offer(label(number), rows(number))
@@ -391,8 +392,8 @@ def test_what_was_not_read_because_a_search_hung_is_told_anew(tmp_path: Path, mo
     found, answers = list[Notice](), threading.Event()
     with opened(tmp_path) as tier:
         waited(tier, found, lambda found: len(found) == 1)
-        monkeypatch.setattr(write_behind, "look_up", lambda path, keys: [None] * (not answers.wait(30)))
-        monkeypatch.setattr(write_behind, "FIND", 0.01)
+        monkeypatch.setattr(disk_reads, "look_up", lambda path, keys: [None] * (not answers.wait(30)))
+        monkeypatch.setattr(disk_reads, "FIND", 0.01)
         tier.find([label(1).key])
         assert [type(one) for one in tier.read([(label(0), np.zeros(SIZE, np.uint8))])] == [TimeoutError]
         assert tier.hides
@@ -421,21 +422,21 @@ def test_a_search_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatc
     with closing(Disk(tmp_path, BIG)) as disk:
         disk.write([(label(0), rows(0))])
     answers, searches = threading.Event(), list[Path]()
-    real = write_behind.look_up
+    real = disk_reads.look_up
 
     def look_up(path: Path, keys: Sequence[bytes]) -> list[Row]:
         searches.append(path)
         assert answers.wait(30)
         return real(path, keys)
 
-    monkeypatch.setattr(write_behind, "look_up", look_up)
-    monkeypatch.setattr(write_behind, "FIND", 0.01)
+    monkeypatch.setattr(disk_reads, "look_up", look_up)
+    monkeypatch.setattr(disk_reads, "FIND", 0.01)
     with opened(tmp_path) as tier:
         assert [tier.find([label(0).key]) for _ in range(3)] == [[]] * 3
         assert len(searches) == 1
         assert [type(one) for one in tier.read([(label(0), np.zeros(SIZE, np.uint8))])] == [TimeoutError]
         answers.set()
-        monkeypatch.setattr(write_behind, "FIND", 30)
+        monkeypatch.setattr(disk_reads, "FIND", 30)
         end = time.monotonic() + 30
         while not tier.find([label(0).key]):
             assert time.monotonic() < end
@@ -542,7 +543,7 @@ def test_what_a_request_waits_for_is_not_evicted(tmp_path: Path, monkeypatch: py
 
     tier.keep([label(0).key, label(1).key])
     assert store(10) | store(11) <= {label(2).key, label(3).key}, "the last ones"
-    monkeypatch.setattr(write_behind, "KEEP", 0.0)
+    monkeypatch.setattr(disk_reads, "KEEP", 0.0)
     tier.keep([label(0).key, label(1).key])
     assert store(12) & {label(0).key, label(1).key}, "not for ever"
     assert tier.close(30)
@@ -566,7 +567,7 @@ def test_what_was_refused_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 def test_what_a_crash_of_another_process_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An object without a row is not counted until it is found; one of a later version does not make it look again."""
-    monkeypatch.setattr(write_behind, "TIDY", 0.1)
+    monkeypatch.setattr(upkeep, "TIDY", 0.1)
     with opened(tmp_path) as tier:
         time.sleep(2 * write_behind.POLL)
         other = Disk(tmp_path, BIG)
@@ -599,7 +600,7 @@ def test_a_deletion_takes_what_has_just_expired(tmp_path: Path) -> None:
     for number, one in enumerate((block, old)):
         assert tier.offer(one, rows(number))
     waited(tier, found, lambda found: ObjectStored(old) in found)
-    wait_until(lambda: tier._looked == now)
+    wait_until(lambda: tier._upkeep.looked == now)
     now += 0.6 * terms.look
     assert old.written <= terms.cut(old.owner, now)
     assert tier.erase([block.key], block.owner).result(30)
@@ -614,7 +615,7 @@ def test_an_object_is_found_before_the_catalogue_has_been_read(tmp_path: Path, m
         disk.write([(label(number), rows(number)) for number in range(6)])
         disk.write([(replace(label(7), fingerprint=b"g" * 32), rows(7))])
         disk.catalog._db.execute("UPDATE objects SET written = written - 9e6 WHERE key = ?", (label(3).key,))
-    monkeypatch.setattr(write_behind, "AT_ONCE", -1)
+    monkeypatch.setattr(upkeep, "AT_ONCE", -1)
     monkeypatch.setattr(write_behind, "BACKLOG", 0)  # the engine has no time for the rest
     terms = Terms(8e6)
     tier = WriteBehind(lambda: Disk(tmp_path, BIG), FINGERPRINT, BIG, terms)
@@ -674,9 +675,9 @@ def test_a_large_folder_is_not_counted_again_and_again(tmp_path: Path, monkeypat
 
     count_calls(Disk, "_scrub")  # the last step of a look
     count_calls(Catalog, "recount")
-    monkeypatch.setattr(write_behind, "TIDY", 0.01)
+    monkeypatch.setattr(upkeep, "TIDY", 0.01)
     for large in (True, False):
-        monkeypatch.setattr(write_behind, "AT_ONCE", -1 if large else 1000)
+        monkeypatch.setattr(upkeep, "AT_ONCE", -1 if large else 1000)
         calls.clear()
         with opened(tmp_path):
             end = time.monotonic() + 30
@@ -690,7 +691,7 @@ def test_what_goes_before_it_was_reported_is_reported(tmp_path: Path, monkeypatc
     """The engine has looked objects up. Another process evicts one and erases one before the catalogue was read so far."""
     with closing(Disk(tmp_path, BIG)) as other:
         other.write([(label(number), rows(number)) for number in range(4)])
-        monkeypatch.setattr(write_behind, "AT_ONCE", -1)
+        monkeypatch.setattr(upkeep, "AT_ONCE", -1)
         monkeypatch.setattr(write_behind, "BACKLOG", 0)  # the engine has no time for the rest
         with opened(tmp_path) as tier:
             assert len(tier.find([label(number).key for number in range(4)])) == 4
@@ -707,7 +708,7 @@ def test_damage_in_a_large_catalogue_is_found_on_the_way(tmp_path: Path, monkeyp
     """It is not read when it is opened. It is made anew from the objects all the same, once it is read."""
     count = 200
     monkeypatch.setattr(disk_store, "CHECKED", 0)
-    monkeypatch.setattr(write_behind, "AT_ONCE", -1)
+    monkeypatch.setattr(upkeep, "AT_ONCE", -1)
     monkeypatch.setattr(write_behind, "PATIENCE", 0.1)
     with closing(Disk(tmp_path, BIG)) as disk:
         disk.write([(replace(label(number), tokens=tuple(range(500))), rows(number, 100)) for number in range(count)])
@@ -733,7 +734,7 @@ def test_damage_in_a_large_catalogue_is_found_on_the_way(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("seed", range(3))
 def test_any_order_of_wishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Each offer gets one answer; what was wanted last of each is what is there in the end, and what the notices say."""
-    monkeypatch.setattr(write_behind, "BATCH", 3 * SIZE)
+    monkeypatch.setattr(write_queue, "BATCH", 3 * SIZE)
     dice, wanted, offers = random.Random(seed), dict[bytes, bool](), 0
     found: list[Notice] = []
     with opened(tmp_path) as tier:

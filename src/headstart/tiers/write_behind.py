@@ -10,16 +10,14 @@ from __future__ import annotations
 import errno
 import logging
 import math
-import queue
 import sqlite3
 import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -32,27 +30,18 @@ from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.tiers.catalog_watch import CatalogWatch
 from headstart.tiers.disk import Disk, FormatError, Label, Note
-from headstart.tiers.disk.catalog import Row, look_up
-from headstart.tiers.disk.format import ALIGN
 from headstart.tiers.disk.schema import damages
-from headstart.tiers.disk.store import AT_A_TIME, AT_ONCE, RESERVE, Tidied
-from headstart.tiers.notices import (
-    Notice,
-    ObjectErased,
-    ObjectFound,
-    ObjectGone,
-    ObjectRefused,
-    ObjectStored,
-)
-from headstart.tiers.parallel_read import ParallelRead
+from headstart.tiers.disk.store import RESERVE
+from headstart.tiers.disk_reads import DiskReads
+from headstart.tiers.notices import Notice, ObjectErased, ObjectFound, ObjectGone, ObjectRefused, ObjectStored
+from headstart.tiers.upkeep import Upkeep
+from headstart.tiers.write_queue import DiskCall, Offer, WriteQueue
 from headstart.units import count, show_size
 
 log = logging.getLogger("headstart.disk")
 
 T = TypeVar("T")
 
-BATCH = 32 << 20
-"""Bytes that are written and synced together."""
 POLL = 0.25
 """Seconds between two searches for objects of other processes."""
 PATIENCE = 10.0
@@ -69,23 +58,8 @@ SHORT = 0.005
 """Seconds between two pieces of work that nobody waits for."""
 GRACE = 5.0
 """Seconds for which stopping waits for a running write."""
-TIDY = 600.0
-"""Seconds between two searches for files that crashes of other processes have left."""
-FIND = 1.0
-"""Most seconds that a look into the catalogue may take: all replies wait for it."""
-KEEP = 60.0
-"""Seconds for which objects that a request waits for are not evicted."""
 LOG_EVERY = 60.0
 """Seconds between two log lines about refused objects."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """An object on its way to the disk. `tombstone`: the number of the latest one that the engine thread obeyed."""
-
-    label: Label
-    payload: Bytes
-    tombstone: int
 
 
 class WriteBehind:
@@ -113,51 +87,41 @@ class WriteBehind:
         self._terms = Terms() if terms is None else terms
         self._terms.share()
         self._clock = clock
-        self._looked, self._terms_seen = -math.inf, -1  # when expired objects were last looked for
         self._opens = opens
         self._fingerprint = fingerprint
-        self._limit = limit
-        self._waiting = 0  # bytes; changed by both threads, under the lock
-        self._lock = threading.Lock()
-        self._queue: queue.Queue[_Wish] = queue.Queue()
-        self._ahead: deque[_Wish] = deque()  # the beginning of the queue, which the thread has looked through
-        self._asked: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
+        self._disk: Disk | None = None
+        self._queue = WriteQueue(limit)
+        self._reads = DiskReads(
+            *(lambda: self._disk, fingerprint, self._terms, clock),
+            counters=self.counters,
+            wake=self._queue.wake,
+            unexpected=self._say_internal,
+        )
+        self._watch = CatalogWatch(fingerprint, clock())
+        self._upkeep = Upkeep(
+            *(self._watch, self._terms, clock), counters=self.counters, spared=self._reads.spared, gone=self._forget
+        )
         self._after_round: deque[Callable[[], None]] = deque()
-        self._unwanted: set[bytes] = set()  # keys of queued discards; under the lock
         self._to_delete: set[bytes] = set()  # keys to delete next; only for the thread
         self._notices: deque[Notice] = deque()
         self._uses: deque[tuple[bytes, float]] = deque(maxlen=NEWS)
         self._replies: deque[tuple[bytes, RequestTraits]] = deque(maxlen=NEWS)
         self._notes: deque[Note] = deque(maxlen=NEWS)
-        self._bad: deque[bytes] = deque()
-        self._looked_up: deque[bytes] = deque()  # keys that `find` has found
-        self._reading: frozenset[bytes] = frozenset()
-        self._kept: tuple[frozenset[bytes], float] = frozenset(), 0.0  # and the end of their protection
-        self._hung: list[threading.Event] = []
-        self._moved, self._again = 0, False  # bytes that were read; whether all objects must be reported again
         self._logged = (0, 0)  # the counters at the last log line
-        self._logged_at = self._tidied = float("-inf")
-        self._watch = CatalogWatch(fingerprint, clock())
+        self._logged_at = -math.inf
         self._tombstone = 0  # the number of the latest one that the engine thread obeys
         self._begun = False  # whether anything may have been stored
         self._ended = False  # whether the thread does nothing more
         self._deletions: tuple[float, int] | None = None  # those of which all notices are in the queue
         self._listed = True  # whether the notices of all objects are in the queue; none are while the disk cannot be used
-        self._untidied = False  # whether there are objects without a row, which the first tidying has still to find
-        self._tidying: Iterator[Tidied] | None = None
-        self._expiring: Iterator[tuple[list[bytes], list[bytes]]] | None = None
-        self._began_look = -math.inf  # when its look began
         self._own_pins: set[bytes] = set()  # keys that were not pinned before this process did so
         self._erased_now: set[bytes] = set()  # by users, in this round: what was offered before must not be written
         self._sizes = (0, 0, 0, 0)
         self._measured: tuple[int, ...] = ()  # the catalogue's version then
-        self._mended: Counter[str] = Counter()
-        self._at_once = True  # whether this clean-up ends before anything else is done
         self._foreign: Mapping[bytes, Set[bytes]] = {}
-        self._ends = float("inf")
+        self._ends = math.inf
         self._internal: set[type[Exception]] = set()  # types of errors of this program that were logged
         self._failing_until = 0.0
-        self._disk: Disk | None = None
         self._open()
         self._begun = True
         self._thread = threading.Thread(target=self._loop, name="headstart-disk", daemon=True)
@@ -191,18 +155,13 @@ class WriteBehind:
     def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
         if time.monotonic() < self._failing_until:
             return False
-        with self._lock:
-            if self._waiting and self._waiting + len(payload) > self._limit and not last:
-                self.counters["skipped_full"] += 1
-                return False
-            self._waiting += len(payload)
-        self._queue.put(Offer(label, payload, self._tombstone))
-        return True
+        queued = self._queue.offer(Offer(label, payload, self._tombstone), last=last)
+        if not queued:
+            self.counters["skipped_full"] += 1
+        return queued
 
     def discard(self, keys: Collection[bytes]) -> None:
-        with self._lock:
-            self._unwanted.update(keys)
-        self._queue.put(frozenset(keys))
+        self._queue.discard(keys)
 
     def pin(self, keys: Collection[bytes]) -> Future[bool]:
         def pin(disk: Disk) -> bool:
@@ -229,7 +188,8 @@ class WriteBehind:
         erased.add_done_callback(lambda _: self._after_round.append(partial(pass_on, erased, done)))
 
         def erase(disk: Disk) -> int:
-            self._refuse_discarded()
+            for one in self._queue.take_discarded():
+                self._refuse(one, "discarded")
             going = {*keys, *self._expired_after(disk, keys)}
             self._erased_now.update(going)
             before = disk.catalog.ages.own
@@ -278,11 +238,7 @@ class WriteBehind:
                 done.set_exception(unusable)
                 raise
 
-        if after_writes:
-            self._queue.put(answer)
-        else:
-            self._asked.put(answer)
-            self._queue.put(frozenset())  # wakes the thread
+        self._queue.ask(answer, after_writes=after_writes)
         if self._ended:
             self._refuse_asked()
         return done
@@ -293,82 +249,16 @@ class WriteBehind:
 
     @property
     def hides(self) -> bool:
-        return self._again or bool(self._bad)
+        return self._reads.again or bool(self._reads.bad)
 
     def find(self, keys: Sequence[bytes]) -> list[Label]:
-        disk, now = self._disk, self._clock()
-        if disk is None or self._hangs:
-            return []
-        rows, over = list[Row](), threading.Event()
-
-        def look() -> None:
-            try:
-                with suppress(OSError, sqlite3.Error, ValueError, TypeError):  # the disk's thread meets it too, and reports it
-                    rows.extend(look_up(disk.index, keys))
-            finally:
-                over.set()
-
-        with suppress(RuntimeError):  # no thread can be started
-            threading.Thread(target=look, name="headstart-find", daemon=True).start()
-            if not over.wait(FIND):
-                self._hung = [over]  # until it answers, nothing is read
-                return []
-        labels = (row.label for row in rows if row.label.fingerprint == self._fingerprint)
-        found = [label for label in labels if label.written > self._terms.cut(label.owner, now)]
-        self._looked_up.extend(label.key for label in found)
-        return found
+        return self._reads.find(keys)
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
-        if self._hangs:
-            self._again = True
-            return [TimeoutError("the disk still does not answer") for _ in wanted]
-        self._reading = frozenset(label.key for label, _ in wanted)
-        results, self._hung = ParallelRead(self._read, wanted, lambda: self._moved).run()
-        self._reading = frozenset()
-        if self._bad:
-            self._queue.put(frozenset())  # wakes the thread, which looks at them
-        if self._hung:
-            log.warning("the disk hangs: nothing is read until it answers")
-            self.counters["fault_hung"] += 1
-            self._again = True
-        return results
-
-    @property
-    def _hangs(self) -> bool:
-        return not all(over.is_set() for over in self._hung)
-
-    def _read(self, wanted: tuple[Label, Bytes]) -> int | Exception:
-        disk, (label, out) = self._disk, wanted
-        try:
-            if disk is None:
-                raise FileNotFoundError("the disk is not there")
-            return disk.read_into(label, out, self._count)
-        except FileNotFoundError as error:
-            self.counters["fault_missing"] += 1
-            self._bad.append(label.key)  # it may have a row
-            return error
-        except FormatError as error:
-            self.counters[f"fault_{error.reason}"] += 1
-            return self._put_aside(label, error)
-        except Exception as error:
-            self.counters["fault_read"] += 1
-            self._say_internal(error)
-            return self._put_aside(label, error)
-
-    def _count(self, moved: int) -> None:
-        self._moved += moved  # several threads do this, so it may be inexact. It only has to grow
-
-    def _put_aside(self, label: Label, error: Exception) -> Exception:
-        log.warning("object %s goes into quarantine: %s", label.key.hex()[:16], error)
-        self._bad.append(label.key)
-        return error
+        return self._reads.read(wanted)
 
     def keep(self, keys: Collection[bytes]) -> None:
-        self._kept = frozenset(keys), time.monotonic() + KEEP
-
-    def _spared(self) -> frozenset[bytes]:
-        kept, until = self._kept
-        return self._reading | kept if time.monotonic() < until else self._reading
+        self._reads.keep(keys)
 
     def use(self, keys: Collection[bytes]) -> None:
         now = time.time()
@@ -391,22 +281,22 @@ class WriteBehind:
 
     def close(self, seconds: float) -> bool:
         self._ends = time.monotonic() + seconds
-        self._queue.put(None)
+        self._queue.end()
         self._thread.join(seconds + GRACE)
-        if self._waiting:
-            log.warning("stopped with %s not yet on disk; give more %s", show_size(self._waiting), OptionText(option("drain")))
-        return not (self._thread.is_alive() or self._hangs)
+        if left := self._queue.waiting:
+            log.warning("stopped with %s not yet on disk; give more %s", show_size(left), OptionText(option("drain")))
+        return not (self._thread.is_alive() or self._reads.hang)
 
     # ── the thread's side ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _loop(self) -> None:
         closing = False
         while not closing and time.monotonic() < self._ends:
-            batch, discarded, then, closing = self._collect()
-            self._work(self._wanted(batch), then)
-            self._to_delete |= discarded
-            with self._lock:
-                self._unwanted -= discarded
+            now = self._queue.collect(self._pause)
+            self._work(self._wanted(now.batch), now.then)
+            self._to_delete |= now.discarded
+            self._queue.discards_done(now.discarded)
+            closing = now.ends
         self._ended = True
         self._refuse_asked()
         if self._disk is not None:
@@ -414,12 +304,7 @@ class WriteBehind:
 
     def _refuse_asked(self) -> None:
         """Answers those that still wait for something when the thread has ended."""
-        for item in self._all_queued():
-            if callable(item):
-                item(None)
-        with suppress(queue.Empty):
-            while True:
-                self._asked.get_nowait()(None)
+        self._queue.refuse_all()
         self._end_round()
 
     def _end_round(self) -> None:
@@ -428,73 +313,21 @@ class WriteBehind:
             while True:
                 self._after_round.popleft()()
 
-    def _all_queued(self) -> list[_Wish]:
-        """Takes everything out of the queue."""
-        found: list[_Wish] = []
-        with suppress(IndexError):
-            while True:
-                found.append(self._ahead.popleft())
-        with suppress(queue.Empty):
-            while True:
-                found.append(self._queue.get_nowait())
-        return found
-
-    def _refuse_discarded(self) -> None:
-        """Refuses objects that were discarded while they wait, without waiting for those before them."""
-        discarded, kept, refused = set[bytes](), list[_Wish](), list[Offer]()
-        for item in reversed(self._all_queued()):
-            if isinstance(item, frozenset):
-                discarded |= item
-            if isinstance(item, Offer) and item.label.key in discarded:
-                refused.append(item)
-            else:
-                kept.append(item)
-        self._ahead.extend(reversed(kept))
-        for one in reversed(refused):
-            self._end(ObjectRefused(one.label, "discarded"), one.payload)
-
-    def _collect(self) -> tuple[list[Offer], frozenset[bytes], _Asked | None, bool]:
-        """A batch of offered objects; keys to discard, or what to do, after it; and whether to stop.
-
-        Waits a short time for the first item.
-        """
-        batch: list[Offer] = []
-        size = 0
-        while size < BATCH and len(batch) < AT_A_TIME:
-            try:
-                if self._ahead:
-                    item = self._ahead.popleft()
-                else:
-                    item = self._queue.get_nowait() if batch else self._queue.get(timeout=self._pause)
-            except queue.Empty:
-                break
-            if item is None:
-                return batch, frozenset(), None, True
-            if isinstance(item, frozenset):
-                return batch, item, None, False
-            if not isinstance(item, Offer):
-                return batch, frozenset(), item, False
-            batch.append(item)
-            size += len(item.payload) + ALIGN
-        return batch, frozenset(), None, False
-
-    @property
     def _pause(self) -> float:
         """Seconds to wait for work."""
         if self._watch.more and self._disk is not None and time.monotonic() >= self._failing_until:
             return 0.0 if len(self._notices) < BACKLOG else SHORT
-        return POLL if self._tidying is None and self._expiring is None else SHORT
+        return SHORT if self._upkeep.busy else POLL
 
     def _wanted(self, batch: list[Offer]) -> list[Offer]:
         """The objects of a batch, without those that were discarded after they were offered."""
-        with self._lock:
-            unwanted = {one.label.key for one in batch} & self._unwanted
+        unwanted = self._queue.unwanted(batch)
         for one in batch:
             if one.label.key in unwanted:
-                self._end(ObjectRefused(one.label, "discarded"), one.payload)
+                self._refuse(one, "discarded")
         return [one for one in batch if one.label.key not in unwanted]
 
-    def _work(self, batch: list[Offer], then: _Asked | None) -> None:
+    def _work(self, batch: list[Offer], then: DiskCall | None) -> None:
         """One round of work. An error of the disk ends it, and refuses the batch. `then` is done after the batch."""
         reason = "failing"
         self._erased_now.clear()
@@ -502,16 +335,15 @@ class WriteBehind:
             if time.monotonic() >= self._failing_until and (self._disk is not None or self._open()):
                 disk = self._disk
                 assert disk is not None
-                self._tidy(disk)
-                while self._bad:  # before it is written again
-                    row = disk.quarantine(self._bad[0])
+                self._upkeep.tidy(disk)
+                while bad := self._reads.bad:  # before it is written again
+                    row = disk.quarantine(bad[0])
                     if row is not None:
                         self._watch.known.add([row.label.key])
                         self._notices.append(ObjectFound(row.label))
-                    self._bad.popleft()  # afterwards, because of `hides`
-                self._expire(disk)
-                while not self._asked.empty():
-                    self._asked.get()(disk)
+                    bad.popleft()  # afterwards, because of `hides`
+                self._upkeep.expire(disk)
+                self._queue.answer(disk)
                 if self._to_delete:
                     gone = disk.discard(self._to_delete)
                     self._to_delete.clear()
@@ -534,10 +366,10 @@ class WriteBehind:
         except Exception as error:  # any error: the thread must go on, or offered objects get no answer
             self._fail(error)
             reason = "fault"
-        while (self._disk is None or time.monotonic() < self._failing_until) and not self._asked.empty():
-            self._asked.get()(None)
+        if self._disk is None or time.monotonic() < self._failing_until:
+            self._queue.answer(None)
         for one in batch:
-            self._end(ObjectRefused(one.label, reason), one.payload)
+            self._refuse(one, reason)
         if then is not None:
             then(None)
         self._end_round()
@@ -565,87 +397,29 @@ class WriteBehind:
                 coming[label.key] = label
             return label.key not in unwanted
 
-        stored, gone = disk.write([(one.label, one.payload) for one in batch], self._spared, wanted)
+        stored, gone = disk.write([(one.label, one.payload) for one in batch], self._reads.spared, wanted)
         self.counters["saved"] += len(stored)
         self.counters["evicted"] += len(gone)
         self._forget(gone)
         done = {label.key for label in stored}
         self._watch.known.add(done)
         for one in batch:
-            label, reason = one.label, unwanted.get(one.label.key, "budget")
-            self._end(ObjectStored(label) if label.key in done else ObjectRefused(label, reason), one.payload)
-
-    def _end(self, notice: ObjectStored | ObjectRefused, payload: Bytes) -> None:
-        if isinstance(notice, ObjectRefused):
-            self.counters[f"skipped_{notice.reason}"] += 1
-        self._notices.append(notice)
-        with self._lock:
-            self._waiting -= len(payload)
-
-    def _tidy(self, disk: Disk) -> None:
-        """Cleans up after crashes: of all processes at the start, and of other processes later. If it is much, by pieces."""
-        if self._tidying is None and time.monotonic() >= self._tidied + min(TIDY, self._terms.look):
-            small = len(disk) <= AT_ONCE
-            if not (small or self._watch.complete):
-                return
-            first = self._tidied == float("-inf")
-            self._tidying, self._at_once = disk.tidy(whole=small, rows=first), small
-            self._mended = Counter()
-        while self._tidying is not None:
-            piece = next(self._tidying, None)
-            if piece is None:
-                self._tidying, self._tidied, self._untidied = None, time.monotonic(), False
-                self._watch.more = True
-                if self._mended["found"] or self._mended["dropped"]:
-                    found, dropped = count(self._mended["found"], "object"), count(self._mended["dropped"], "row")
-                    log.info("after a crash: %s found again, %s dropped", found, dropped)
-                    self._looked = self._began_look = -math.inf  # what was found may be expired
-                if self._mended["evicted"]:
-                    evicted = count(self._mended["evicted"], "object")
-                    log.info("%s evicted: they need more than %s", evicted, OptionText(option("disk_budget")))
+            if one.label.key in done:
+                self._end(one, ObjectStored(one.label))
             else:
-                self._mended.update(found=len(piece.found), dropped=len(piece.dropped), evicted=len(piece.evicted))
-                self.counters.update(["evicted"] * len(piece.evicted))
-                self._forget([*piece.dropped, *piece.evicted])
-                if not self._at_once:
-                    break
+                self._refuse(one, unwanted.get(one.label.key, "budget"))
+
+    def _refuse(self, one: Offer, reason: str) -> None:
+        self.counters[f"skipped_{reason}"] += 1
+        self._end(one, ObjectRefused(one.label, reason))
+
+    def _end(self, one: Offer, notice: ObjectStored | ObjectRefused) -> None:
+        self._notices.append(notice)
+        self._queue.answered(one)
 
     def _forget(self, gone: Collection[bytes], notice: type[ObjectGone | ObjectErased] = ObjectGone) -> None:
         self._watch.known.remove(gone)
         self._notices.extend(map(notice, gone))
-
-    def _expire(self, disk: Disk, *, whole: bool = False) -> None:
-        """Erases expired objects from time to time, a piece in each round. `whole`: all pieces."""
-        if self._terms.news():
-            self._agree(disk)
-        if self._terms_seen != self._terms.version:
-            self._terms_seen, self._looked = self._terms.version, -math.inf
-        now = self._clock()
-        if self._expiring is None and abs(now - self._looked) >= self._terms.look:  # the clock may be set back
-            self._agree(disk)
-            self._expiring, self._began_look = disk.expire(self._terms, self._spared), now
-        while self._expiring is not None:
-            before = disk.catalog.ages.own
-            piece = next(self._expiring, None)
-            if piece is None:
-                self._agree(disk)  # `expire` may have removed some terms
-                self._expiring, self._looked = None, self._began_look
-            else:
-                erased, evicted = piece
-                self.counters.update(["erased"] * len(erased) + ["evicted"] * len(evicted))
-                self._forget(erased, ObjectErased)
-                self._forget(evicted)
-                self._watch.erased_here(disk.catalog.ages.own - before)
-                if not whole:
-                    break
-
-    def _agree(self, disk: Disk) -> None:
-        """Writes the terms that were set here into the catalogue, and reads those of other processes."""
-        news = self._terms.news()
-        found = disk.catalog.ages.agree(news, self._clock())
-        self._terms.kept(news)
-        if found is not None:
-            self._terms.learn(found)
 
     def _erased(self, disk: Disk, label: Label) -> bool:
         """Whether an object must not be written: it has expired, or a user has deleted it since the folder was opened."""
@@ -690,24 +464,24 @@ class WriteBehind:
     def _look(self, disk: Disk) -> None:
         """Reports objects that other processes have added or removed."""
         disk.compare()
-        again, wiped = self._again and not self._hangs, self._watch.wiped
+        again, wiped = self._reads.again and not self._reads.hang, self._watch.wiped
         if again:
-            self._listed = self._again = False
+            self._listed = self._reads.again = False
         version = disk.catalog.version()
         reports = len(self._notices) < BACKLOG
         try:
-            self._notices.extend(self._watch.look(disk.catalog, again=again, reports=reports, tidied=not self._untidied))
+            self._notices.extend(self._watch.look(disk.catalog, again=again, reports=reports, tidied=not self._upkeep.untidied))
         except BaseException:
             self._notices.extend(self._watch.take_found())
             raise
         self._deletions = self._watch.wiped
         if not self._listed:
-            self._listed = self._watch.complete and not (self._watch.more or self._untidied)
-        if self._looked_up:  # afterwards: whatever goes from now on is found by the next look
-            keys = {self._looked_up.popleft() for _ in range(len(self._looked_up))}
+            self._listed = self._watch.complete and not (self._watch.more or self._upkeep.untidied)
+        if found := self._reads.looked_up:  # afterwards: whatever goes from now on is found by the next look
+            keys = {found.popleft() for _ in range(len(found))}
             self._notices.extend(self._watch.looked_up(disk.catalog, keys))
         if self._watch.foreign_writes:
-            self._agree(disk)
+            self._upkeep.agree(disk)
         if wiped is not None and wiped != self._watch.wiped:
             self._foreign = disk.catalog.foreign(self._fingerprint)
             self._notes.clear()
@@ -722,20 +496,20 @@ class WriteBehind:
             if not self._begun:
                 self._watch.begin(self._disk.catalog)
                 self._tombstone = self._watch.tombstone
-            self._tidying, self._tidied, self._looked, self._measured = None, float("-inf"), -math.inf, ()
-            self._expiring = None
+            self._upkeep.restart()
+            self._measured = ()
             self._disk.catalog.ages.keep(self._terms.owners, self._clock())  # the catalogue may be a new one
-            self._agree(self._disk)
+            self._upkeep.agree(self._disk)
             self._disk.catalog.ranks.learn(self._clock())
             if self._disk.budget <= RESERVE:
                 warning = "nothing fits on %s of disk: free some, or give more %s"
                 log.warning(warning, show_size(self._disk.budget), OptionText(option("disk_budget")))
             self._sizes = (self._disk.used, self._disk.budget, self._disk.reserved, len(self._disk))
-            small = len(self._disk) <= AT_ONCE
+            small = self._upkeep.small(self._disk)
             # Beside a large catalogue there are at most the objects of the writes in which processes have crashed.
-            self._untidied = small and self._disk.strays()
+            self._upkeep.untidied = small and self._disk.strays()
             if small:  # otherwise the thread does it, piece by piece
-                self._expire(self._disk, whole=True)
+                self._upkeep.expire(self._disk, whole=True)
                 while self._watch.more and len(self._notices) < BACKLOG:
                     self._look(self._disk)
             self._foreign = self._disk.catalog.foreign(self._fingerprint)
@@ -759,7 +533,7 @@ class WriteBehind:
         elif not (self._say_internal(error) or self._failing_until):
             log.warning("the disk fails, serving goes on without it: %s", error)
         _clear_frames(error)
-        self._tidying = self._expiring = None
+        self._upkeep.stop()
         self._failing_until = time.monotonic() + (0.0 if replaced else PATIENCE)
         self.counters["faults"] += 1
         if self._disk is not None and _only_writing(error):
@@ -771,12 +545,6 @@ class WriteBehind:
         self._notices.extend(map(ObjectGone, self._watch.lose_sight()))
         if disk is not None:
             _close(disk, damaged=damages(error))
-
-
-_Asked = Callable[[Disk | None], None]
-"""What another thread waits for. It gets the disk, or None if that cannot be used."""
-_Wish = Offer | frozenset[bytes] | _Asked | None
-"""What the queue has: an object to write, keys to discard, what is to be done after the writes, or None to end."""
 
 
 def _clear_frames(error: BaseException | None) -> None:

@@ -37,6 +37,7 @@ from headstart.tiers.notices import (
     ObjectStored,
     OwnersErased,
 )
+from headstart.tiers.upkeep import Upkeep
 from headstart.tiers.write_behind import WriteBehind
 from live import wait_until
 from older_catalogues import WITHOUT_RANKS
@@ -651,15 +652,15 @@ def test_what_is_on_its_way_to_the_disk_is_erased_too(tmp_path: Path, running: W
 
 def test_what_is_being_written_is_erased_too(tmp_path: Path, running: WriteBehind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its round of writing has begun when the owner's wish comes. When that is answered, nothing is there, nor comes later."""
-    expire, begun, asked = WriteBehind._expire, threading.Event(), threading.Event()
+    expire, begun, asked = Upkeep.expire, threading.Event(), threading.Event()
 
-    def late(tier: WriteBehind, disk: Disk, **options: bool) -> None:
+    def late(tier: Upkeep, disk: Disk, **options: bool) -> None:
         expire(tier, disk, **options)
-        if tier._waiting and not begun.is_set():
+        if running._queue.waiting and not begun.is_set():
             begun.set()
             assert asked.wait(30)
 
-    monkeypatch.setattr(WriteBehind, "_expire", late)
+    monkeypatch.setattr(Upkeep, "expire", late)
     assert running.offer(label(0, written=START), rows(0))
     assert begun.wait(30)
     done = running.erase([label(0).key], b"alice123")
@@ -783,7 +784,7 @@ def test_what_a_crash_of_another_process_left_does_not_outlive_its_term(
     monkeypatch.setattr(write_behind, "POLL", 0.02)
     clock = Clock()
     tier = WriteBehind(lambda: Disk(tmp_path, BIG, clock=clock), FINGERPRINT, BIG, Terms(1.0), clock)
-    wait_until(lambda: tier._tidied > -math.inf)
+    wait_until(lambda: tier._upkeep.tidied > -math.inf)
     with closing(Disk(tmp_path, BIG, clock=clock)) as other:
         other.write([(label(1), rows(1))])
         with other.writing():

@@ -33,7 +33,7 @@ from headstart.testing.simulation.database import SQLITE
 from headstart.testing.simulation.shared_store import simulated_keys, simulated_store
 from headstart.testing.simulation.talks import compiled
 from headstart.testing.simulation.threads import QUEUE, RANDOM, THREADING, TIME, Executor, Future
-from headstart.tiers import catalog_watch, write_behind
+from headstart.tiers import catalog_watch, upkeep, write_behind
 from headstart.tiers.disk import store
 from headstart.tiers.shared.address import fleet_keys, open_store
 
@@ -48,7 +48,7 @@ CONSTANTS: tuple[tuple[ModuleType, str, object], ...] = (
 )
 """Limits that texts of a few hundred tokens would not reach."""
 IN_PIECES: tuple[tuple[ModuleType, str, object], ...] = (
-    (write_behind, "AT_ONCE", 4),
+    (upkeep, "AT_ONCE", 4),
     (write_behind, "SOME", 4),
     (write_behind, "BACKLOG", 12),
     (catalog_watch, "PIECE", 3),

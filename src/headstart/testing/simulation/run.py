@@ -135,11 +135,11 @@ class HistoryRun(Clients):
         if disk is None:
             return True
         works = disk._disk is not None and TIME.monotonic() >= disk._failing_until
-        if not (works and disk._tidied > float("-inf")) or disk._hangs or disk.hides or not disk.listed:
+        if not (works and disk._upkeep.tidied > float("-inf")) or disk._reads.hang or disk.hides or not disk.listed:
             return False
-        if abs(self.files.now() - disk._looked) > disk._terms.look + 1.0:
+        if abs(self.files.now() - disk._upkeep.looked) > disk._terms.look + 1.0:
             return False  # a call of the disk hangs
-        if disk._looked <= self.files.stuck and disk._terms.look < OVER:
+        if disk._upkeep.looked <= self.files.stuck and disk._terms.look < OVER:
             return False  # a file that has outlived its term could not be deleted: the next look does it
         assert disk._disk is not None
         assert server.runtime is not None
