@@ -312,7 +312,7 @@ PLANTED = (
     Planted("a deleted turn is settled", "serving/expiry.py", "        self._settle.forget(given_up)\n", ""),
     Planted(
         "the loss of the catalogue undoes a deletion",
-        "tiers/disk/store.py",
+        "tiers/disk/catalog_file.py",
         "        if catalog.ages.wiped()[1]:\n            return\n",
         "        return\n",
         rare="rare: a catalogue that is lost before a server hears of a deletion (found by seeds 500182 and 500198 of 2026-11-25; "

@@ -25,9 +25,8 @@ from headstart.interfaces.tokens import Bytes
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.reuse_model import ReuseModel
 from headstart.tiers import disk_reads, parallel_read, upkeep, write_behind, write_queue
-from headstart.tiers.disk import Disk, FormatError, Label
+from headstart.tiers.disk import Disk, FormatError, Label, catalog_file
 from headstart.tiers.disk import reader as disk_reader
-from headstart.tiers.disk import store as disk_store
 from headstart.tiers.disk.ages import Ages
 from headstart.tiers.disk.catalog import Catalog, Row
 from headstart.tiers.disk.format import ALIGN, VERSION, checksum
@@ -707,7 +706,7 @@ def test_what_goes_before_it_was_reported_is_reported(tmp_path: Path, monkeypatc
 def test_damage_in_a_large_catalogue_is_found_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not read when it is opened. It is made anew from the objects all the same, once it is read."""
     count = 200
-    monkeypatch.setattr(disk_store, "CHECKED", 0)
+    monkeypatch.setattr(catalog_file, "CHECKED", 0)
     monkeypatch.setattr(upkeep, "AT_ONCE", -1)
     monkeypatch.setattr(write_behind, "PATIENCE", 0.1)
     with closing(Disk(tmp_path, BIG)) as disk:

@@ -30,10 +30,12 @@ from effort import examples
 from headstart.interfaces.tier import EntryKind
 from headstart.interfaces.tokens import Bytes
 from headstart.prefix_cache.reuse_model import RequestTraits
-from headstart.tiers.disk import Disk, FormatError, Label, schema
+from headstart.tiers.disk import Disk, FormatError, Label, catalog_file, schema
 from headstart.tiers.disk import files as disk_files
 from headstart.tiers.disk import lock as disk_lock
 from headstart.tiers.disk import store as disk_store
+from headstart.tiers.disk.catalog import Catalog
+from headstart.tiers.disk.catalog_file import CatalogFile
 from headstart.tiers.disk.format import ALIGN, VERSION, decode, encode, header_size
 from headstart.tiers.disk.quarantine import KEPT
 
@@ -358,11 +360,11 @@ def test_a_catalogue_that_cannot_be_written_whole_gets_no_name(tmp_path: Path, m
     """SQLite hides it when the log of a closed database could not be written back, as on a full disk."""
 
     def full(path: Path) -> None:
-        disk_store.Catalog(path, creates=False).close()
+        Catalog(path, creates=False).close()
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk_store, "create", full)
+        patch.setattr(catalog_file, "create", full)
         with pytest.raises(sqlite3.OperationalError, match="full"):
             Disk(tmp_path, BIG)
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("index.sqlite")]
@@ -995,16 +997,16 @@ def test_room_is_kept_for_what_is_not_seen_yet(tmp_path: Path, monkeypatch: pyte
 def test_a_catalogue_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that opened slowly went on with a catalogue that another one had deleted as damaged."""
     Disk(tmp_path, 1 << 30).close()
-    connect = disk_store.Catalog
+    connect = Catalog
 
-    def slowly(*arguments: Any, **options: Any) -> disk_store.Catalog:
+    def slowly(*arguments: Any, **options: Any) -> Catalog:
         catalog = connect(*arguments, **options)
         monkeypatch.undo()
         Disk(tmp_path, 1 << 30).abandon_catalog()
         Disk(tmp_path, 1 << 30).close()
         return catalog
 
-    monkeypatch.setattr(disk_store, "Catalog", slowly)
+    monkeypatch.setattr(catalog_file, "Catalog", slowly)
     disk = Disk(tmp_path, 1 << 30)
     with pytest.raises(OSError, match="replaced") as error, disk.writing():
         pass
@@ -1018,7 +1020,7 @@ def test_a_catalogue_is_created_only_when_nobody_deletes_one(tmp_path: Path, mon
     first = filled(tmp_path)
     with first.writing():
         first.catalog.close()
-        disk_store.drop(first.index)
+        schema.drop(first.index)
         with pytest.raises(BlockingIOError):
             Disk(tmp_path, BIG)
         assert not first.index.exists()
@@ -1030,14 +1032,14 @@ def test_a_catalogue_is_created_only_when_nobody_deletes_one(tmp_path: Path, mon
 def test_a_catalogue_that_vanishes_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite created a new one, which others could read, beside the old log, and while another process held the lock."""
     filled(tmp_path).close()
-    connect = disk_store.Catalog
+    connect = Catalog
 
-    def slowly(path: Path, *arguments: Any, **options: Any) -> disk_store.Catalog:
+    def slowly(path: Path, *arguments: Any, **options: Any) -> Catalog:
         monkeypatch.undo()
-        disk_store.drop(path)
+        schema.drop(path)
         return connect(path, *arguments, **options)
 
-    monkeypatch.setattr(disk_store, "Catalog", slowly)
+    monkeypatch.setattr(catalog_file, "Catalog", slowly)
     with closing(Disk(tmp_path, BIG)) as disk:
         assert disk.index.stat().st_mode & 0o077 == 0
         assert len(disk.reconcile()[0]) == 4
@@ -1049,18 +1051,18 @@ def test_a_later_version_takes_the_folder_while_it_is_opened(tmp_path: Path, mon
     disk = filled(tmp_path)
     disk.catalog.pin([label(1).key])
     disk.close()
-    opens = Disk._open_catalog
+    opens = CatalogFile.open
 
-    def slowly(disk: Disk, path: Path) -> disk_store.Catalog:
-        catalog = opens(disk, path)
+    def slowly(file: CatalogFile) -> Catalog:
+        catalog = opens(file)
         later = disk_lock.Lock(tmp_path / "lock")
-        with later.renewed(lambda: True), closing(sqlite3.connect(path, isolation_level=None)) as database:
+        with later.renewed(lambda: True), closing(sqlite3.connect(file.path, isolation_level=None)) as database:
             database.execute("ALTER TABLE totals RENAME COLUMN hand TO pointer")
             database.execute("PRAGMA user_version=999")
         later.close()
         return catalog
 
-    monkeypatch.setattr(Disk, "_open_catalog", slowly)
+    monkeypatch.setattr(CatalogFile, "open", slowly)
     with pytest.raises(sqlite3.NotSupportedError, match="version 999"):
         Disk(tmp_path, BIG)
     with closing(sqlite3.connect(tmp_path / "index.sqlite")) as database:
@@ -1070,7 +1072,7 @@ def test_a_later_version_takes_the_folder_while_it_is_opened(tmp_path: Path, mon
 def test_a_catalogue_that_another_process_has_replaced_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two servers find the same damage. The slower one deleted what the faster one had created, with its pins."""
     filled(tmp_path).close()
-    damages = disk_store.damages
+    damages = catalog_file.damages
     (tmp_path / "index.sqlite").write_bytes(b"damage" * 1000)
 
     def slowly(error: Exception) -> bool:
@@ -1080,6 +1082,6 @@ def test_a_catalogue_that_another_process_has_replaced_is_not_deleted(tmp_path: 
             faster.catalog.pin([label(0).key])
         return damages(error)
 
-    monkeypatch.setattr(disk_store, "damages", slowly)
+    monkeypatch.setattr(catalog_file, "damages", slowly)
     with closing(Disk(tmp_path, BIG)) as disk:
         assert disk.catalog.pinned(label(0).fingerprint) == {label(0).key}

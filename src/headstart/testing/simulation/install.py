@@ -34,7 +34,7 @@ from headstart.testing.simulation.shared_store import simulated_keys, simulated_
 from headstart.testing.simulation.talks import compiled
 from headstart.testing.simulation.threads import QUEUE, RANDOM, THREADING, TIME, Executor, Future
 from headstart.tiers import catalog_watch, upkeep, write_behind
-from headstart.tiers.disk import store
+from headstart.tiers.disk import catalog_file, store
 from headstart.tiers.shared.address import fleet_keys, open_store
 
 PACKAGES = ("headstart.serving", "headstart.prefix_cache", "headstart.tiers", "headstart.lru", "headstart.config")
@@ -55,7 +55,7 @@ IN_PIECES: tuple[tuple[ModuleType, str, object], ...] = (
     (catalog_watch, "LARGE", 8),
     (store, "AT_ONCE", 4),
     (store, "PIECE", 3),
-    (store, "CHECKED", 0),
+    (catalog_file, "CHECKED", 0),
     (offload, "STEP", 3),
     (portions, "MOST", 1),
 )

@@ -22,7 +22,6 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,11 +35,12 @@ from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.quota import NoQuota, OwnerLimits, PinLimits, quota
 from headstart.tiers.disk import files, format, reader
 from headstart.tiers.disk.ages import TOMBSTONE_TERM
-from headstart.tiers.disk.catalog import Catalog, Row, StoredModel
+from headstart.tiers.disk.catalog import Row, StoredModel
+from headstart.tiers.disk.catalog_file import CatalogFile
 from headstart.tiers.disk.format import FormatError, Header, Label, Sealed
 from headstart.tiers.disk.lock import Lock
 from headstart.tiers.disk.quarantine import Quarantine
-from headstart.tiers.disk.schema import Alone, create, damages, drop
+from headstart.tiers.disk.schema import damages
 from headstart.units import count
 
 log = logging.getLogger("headstart.disk")
@@ -59,14 +59,7 @@ EXPIRE = 8
 """Objects that are deleted in one piece because they have expired."""
 PIECE = 256
 """Files that are looked at in one piece."""
-CHECKED = 8 << 20
-"""Bytes of a catalogue up to which all of it is read when a server opens it. Damage in a larger one is found on the way."""
-ATTEMPTS = 3
-"""Times that a damaged catalogue is opened. Another process may damage or replace it meanwhile."""
 _SUFFIX = ".rows"
-_INDEX = "index.sqlite"
-_DELETED = "deleted"
-"""A file with the time up to which a user has deleted everything: the catalogue has it too, and may be lost."""
 _FAULTS_HERE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of this process, which do not mean that a file is bad."""
 
@@ -114,9 +107,8 @@ class Disk(Store):
         check: bool = True,
     ) -> None:
         self.folder = folder
-        self._clock, self._check = clock, check
+        self._clock = clock
         self.objects = folder / "objects"
-        self.index = folder / _INDEX
         self._objects = os.path.join(self.objects, "")
         self._temporary = folder / "tmp"
         for path in (self.objects, self._temporary):
@@ -128,7 +120,8 @@ class Disk(Store):
         with contextlib.ExitStack() as undo:
             self._lock = Lock(folder / "lock")
             undo.callback(self._lock.close)
-            self.catalog = self._open_catalog(self.index)
+            self._file = CatalogFile(folder, self._lock, check=check)
+            self.catalog = self._file.open()
             undo.callback(self.catalog.close)
             if self._lock.stale:
                 with self._lock.renewed():
@@ -144,87 +137,11 @@ class Disk(Store):
         objects = self.catalog.used() + sum(self._strange.values())
         self._budget = min(self._given, (shutil.disk_usage(self.folder).free + objects) // 2)
 
-    def _open_catalog(self, path: Path) -> Catalog:
-        attempts = 0
-        while True:
-            attempts += 1
-            self._create_catalog(path)
-            try:
-                self._lock.watch(path, files.identity(path))  # before it is opened: another process may replace it meanwhile
-                return self._read_catalog(path, self._alone)
-            except Exception as error:
-                if attempts == ATTEMPTS:
-                    raise
-                if not path.exists() or _replaced(error):  # another process replaces it just now
-                    continue
-                if not damages(error):
-                    raise
-                log.warning("the catalogue is damaged: %s", error)
-            with self._lock.renewed():
-                if path.exists() and self._damaged(path):
-                    log.warning("it will be rebuilt from the objects, without pins")
-                    drop(path)
-
-    @contextlib.contextmanager
-    def _alone(self, needed: Callable[[], bool]) -> Iterator[None]:
-        with self._lock.renewed(needed):
-            self._lock.same(self.index)
-            yield
-
-    def _create_catalog(self, path: Path) -> None:
-        # A catalogue gets its name when it has its tables. SQLite deletes the log of an empty database at its first read, and
-        # finds it by its name: a process that had opened an empty one just before it was replaced would delete the log of the
-        # new one. The file is created here, because SQLite would let other users read it.
-        if not _filled(path):
-            with self._lock.renewed():
-                if not _filled(path):
-                    new = path.with_name(f"{path.name}.new")
-                    drop(new)
-                    os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-                    try:
-                        create(new)
-                    except BaseException:
-                        with contextlib.suppress(OSError):
-                            drop(new)  # the disk may be full
-                        raise
-                    drop(path)  # the log of an earlier one may be left, and would be taken for its own
-                    files.sync(self.folder)
-                    os.replace(new, path)
-                    files.sync(self.folder)
-
-    def _read_catalog(self, path: Path, alone: Alone) -> Catalog:
-        catalog = Catalog(path, alone, creates=False, same=lambda: self._lock.same(path))
-        try:
-            if self._check or path.stat().st_size <= CHECKED:
-                catalog.read()
-            self._recall_deleted(catalog)
-        except BaseException:
-            catalog.close()
-            raise
-        return catalog
-
-    def _damaged(self, path: Path) -> bool:
-        """Whether it is still damaged, under the lock: another process may have replaced it.
-
-        One that is still of an earlier version is: its conversion has failed.
-        """
-
-        def converts(needed: Callable[[], bool]) -> AbstractContextManager[None]:
-            if needed():
-                raise sqlite3.DatabaseError("of an earlier version")
-            return contextlib.nullcontext()
-
-        try:
-            self._read_catalog(path, converts).close()
-        except Exception as error:
-            return damages(error)
-        return False
-
     def abandon_catalog(self) -> None:
         """Closes the disk, and deletes a damaged catalogue. Opening the folder again rebuilds it. Raises OSError."""
         try:
             with self.writing():  # fails if another process has done this already
-                drop(self.index)
+                self._file.drop()
         finally:
             self.close()
 
@@ -263,6 +180,11 @@ class Disk(Store):
     def reserved(self) -> int:
         """Bytes of the budget that are neither used nor free, because the catalogue may need them."""
         return max(0, RESERVE - files.occupied(self.folder))
+
+    @property
+    def index(self) -> Path:
+        """The path of the catalogue."""
+        return self._file.path
 
     def path(self, key: bytes) -> Path:
         return Path(self._where(key))
@@ -502,7 +424,7 @@ class Disk(Store):
                 buried = {*owners, *(row.label.owner for row in rows)}
             gone = set(self._remove(keys, lambda: self.catalog.ages.wipe(keys, before, self._clock(), buried)))
             if before > -math.inf:
-                self._note_deleted(self.catalog.ages.wiped()[0])
+                self._file.note_deleted(self.catalog.ages.wiped()[0])
             self._quarantine.empty()
             self._sweep(before)
             if not self.catalog.ages.clean:
@@ -510,25 +432,6 @@ class Disk(Store):
             if stuck := len(keys) - len(gone):
                 raise OSError(errno.EIO, f"{count(stuck, 'file')} cannot be deleted, and stay; the log names them")
         return [row for row in rows if row.label.key in gone]
-
-    def _note_deleted(self, before: float) -> None:
-        path = self.folder / f"{_DELETED}.new"  # the objects may fill their part of the budget
-        files.write(path, (memoryview(repr(before).encode()),), before)
-        os.replace(path, self.folder / _DELETED)
-        files.sync(self.folder)
-
-    def _recall_deleted(self, catalog: Catalog) -> None:
-        """Gives a new catalogue what the lost one knew: servers that were not told yet must still forget what was deleted."""
-        if catalog.ages.wiped()[1]:
-            return
-        try:
-            before = float(files.read(self.folder / _DELETED))
-        except FileNotFoundError:
-            return
-        except ValueError:
-            log.warning("%s has no time in it", _DELETED)
-            return
-        catalog.ages.recall(before)
 
     def expire(
         self, terms: Terms, spared: Callable[[], Collection[bytes]] = frozenset
@@ -828,17 +731,3 @@ class Disk(Store):
 
     def __len__(self) -> int:
         return len(self.catalog)
-
-
-def _replaced(error: Exception) -> bool:
-    """Whether an error may mean that a file was deleted or replaced just when it was opened."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOENT, errno.ESTALE)
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN
-
-
-def _filled(path: Path) -> bool:
-    try:
-        return path.stat().st_size > 0
-    except FileNotFoundError:
-        return False
