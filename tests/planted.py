@@ -274,15 +274,15 @@ PLANTED = (
     Planted(
         "a deletion leaves slots",
         "serving/expiry.py",
-        "            slot.forsaken |= bool(erased) and not erased.isdisjoint(slot.ids)\n",
+        "            slot.unsavable |= bool(erased) and not erased.isdisjoint(slot.ids)\n",
         "",
     ),
     Planted("a deletion leaves the history", "serving/expiry.py", "        self._history.forget(over)\n", ""),
     Planted(
         "nothing expires in slots",
         "serving/expiry.py",
-        "        if not (slot.forsaken or over):\n",
-        "        if not slot.forsaken:\n",
+        "        if not (slot.unsavable or over):\n",
+        "        if not slot.unsavable:\n",
     ),
     Planted(
         "a deletion is not durable",
@@ -381,7 +381,7 @@ PLANTED = (
     Planted(
         "slots stay after a deletion elsewhere",
         "serving/expiry.py",
-        "            slot.forsaken |= len(slot) > 0 and owner_of(slot.root) in whose\n",
+        "            slot.unsavable |= len(slot) > 0 and owner_of(slot.root) in whose\n",
         "",
         rare="a slot must keep text that is nowhere else when another server deletes it (tests/serving/test_barred.py)",
     ),

@@ -172,9 +172,9 @@ class Service(RecordsCalls):
             raise Unavailable("Loading model")
         return self._chat
 
-    def late(self, salt: str, since: Moment) -> bool:
+    def must_forget(self, salt: str, since: Moment) -> bool:
         """Whether data that arrived at a moment must not be kept any more."""
-        return self.runtime is None or self.chat.late(salt, since)
+        return self.runtime is None or self.chat.must_forget(salt, since)
 
     @property
     def loading(self) -> bool:

@@ -42,7 +42,7 @@ class ChatModel(PromptModel):
     def __init__(self, runtime: Runtime, keep_noise: Collection[str] = ()) -> None:
         super().__init__(runtime.prompts, keep_noise)
         self.runtime = runtime
-        self._wipes = 0  # how often a chain has been deleted from the disk
+        self._deletions = 0  # how often a chain has been deleted from the disk
         runtime.on_erase(self._erase)
 
     def request(self, conversation: Conversation, params: GenerationParams, seed: str) -> tuple[Request, ReplyReader]:
@@ -84,7 +84,7 @@ class ChatModel(PromptModel):
             if builder.turn is not None:
                 raw: Message = {"role": "assistant", "content": builder.turn.reply}
                 self.runtime.remember(builder.turn, self._sent_back(message, conversation), parsed=builder.parsed or raw)
-            if conversation.messages and not self.late(conversation.salt, reader.moment):
+            if conversation.messages and not self.must_forget(conversation.salt, reader.moment):
                 self.reply_memory.reply(conversation.salt, conversation.messages, message)
 
     def _sent_back(self, message: Message, conversation: Conversation) -> Message:
@@ -97,16 +97,16 @@ class ChatModel(PromptModel):
 
     def moment(self) -> Moment:
         """The current moment."""
-        return Moment(self.runtime.clock(), self._wipes)
+        return Moment(self.runtime.clock(), self._deletions)
 
-    def late(self, salt: str, since: Moment) -> bool:
+    def must_forget(self, salt: str, since: Moment) -> bool:
         """Whether data that arrived at a moment must not be kept: it has expired, or its chain may have been deleted since."""
-        return since.wipes != self._wipes or self.runtime.due(salt, since.time)
+        return since.deletions != self._deletions or self.runtime.due(salt, since.time)
 
     def _erase(self, erasure: Erasure) -> None:
         if erasure.hints:
             self.reply_memory.clear()
-        self._wipes += erasure.chains
+        self._deletions += erasure.chains
 
     # ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

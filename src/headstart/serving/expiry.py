@@ -64,7 +64,7 @@ class Expiry:
         portions: does the pieces.
 
     Attributes:
-        wipes: grows when a user deletes something, and again when the shared store has deleted it.
+        deletions: a count. It grows when a user deletes something, and again when the shared store has deleted it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Expiry:
         self._empty = empty
         self._unpin = unpin
         self._portions = portions
-        self.wipes = 0
+        self.deletions = 0
         self._wiped = -math.inf  # when that was last
         self._observers: list[Callable[[Erasure], None]] = []
         self._since = cache.store.wall()  # the time of the oldest memo
@@ -137,7 +137,7 @@ class Expiry:
     def deletion_ended(self) -> None:
         """The disk and the shared store have deleted it too. What was fetched until then may be of that."""
         if self._cache.shared.on:
-            self.wipes += 1
+            self.deletions += 1
 
     def delete_read(self) -> LongWork[None]:
         """Drops what the disk was reading until now."""
@@ -217,11 +217,11 @@ class Expiry:
         whose = Owners() if owners is None else owners
         chains = bool(erased or whose)
         if chains:
-            self.wipes += 1  # before anything is forgotten: see `passed`
+            self.deletions += 1  # before anything is forgotten: see `must_forget_turn`
             self._wiped = now
         for slot in self._slots:
-            slot.forsaken |= bool(erased) and not erased.isdisjoint(slot.ids)
-            slot.forsaken |= len(slot) > 0 and owner_of(slot.root) in whose
+            slot.unsavable |= bool(erased) and not erased.isdisjoint(slot.ids)
+            slot.unsavable |= len(slot) > 0 and owner_of(slot.root) in whose
             self._leave(slot, now)
         if hints:
             self._since = now
@@ -355,24 +355,26 @@ class Expiry:
         yield from self._prompter.clearing()
         yield from self._store.forget_hints()
 
-    def late(self, slot: Slot, reports: Mapping[int, object]) -> bool:
+    def must_forget(self, slot: Slot, reports: Mapping[int, object]) -> bool:
         """Whether the request that uses a slot must leave no record. `reports`: of all its choices."""
         quoted = _quoted(reports)
-        if slot.forsaken or (quoted < math.inf and slot.now <= self._wiped):
+        if slot.unsavable or (quoted < math.inf and slot.now <= self._wiped):
             return True
         return min(slot.now, quoted) <= self._terms.due(owner_of(slot.root), self._cache.store.wall())
 
-    def passed(self, turn: Turn) -> bool:
+    def must_forget_turn(self, turn: Turn) -> bool:
         """Whether a turn must leave no record: it is due, or something was deleted since then, which may be its text.
 
         May be called on any thread. If this is false, a later erasure also removes all that the turn has recorded until then.
         """
-        return turn.wipes != self.wipes or turn.written <= self._terms.due(owner_of(turn.chain.root), self._cache.store.wall())
+        return turn.deletions != self.deletions or turn.written <= self._terms.due(
+            owner_of(turn.chain.root), self._cache.store.wall()
+        )
 
     def _leave(self, slot: Slot, now: float) -> None:
         """Empties a slot whose content is due or was erased. A slot in use is emptied later."""
         over = slot.written() <= self._terms.cut(owner_of(slot.root), now) or slot.written(slot.restored) <= self._terms.before
-        if not (slot.forsaken or over):
+        if not (slot.unsavable or over):
             return
         if slot.busy:
             self._late.add(slot.number)

@@ -47,7 +47,7 @@ class KvSave:
             needed: a request waits for this KV, so it may evict entries of any value, except those in `spare`.
             again: this is a repeated attempt, so a refused entry does not count as used.
         """
-        if slot.forsaken:
+        if slot.unsavable:
             slot.dirty, slot.kept = False, True
         if not slot.dirty:
             return

@@ -42,10 +42,10 @@ class Recording:
 
     def finished(self, job: Job, slot: Slot) -> Turn | None:
         """The turn of a finished job, for `Runtime.remember`; None if it must leave no record."""
-        if self._expiry.late(slot, job.ticket.reports):
+        if self._expiry.must_forget(slot, job.ticket.reports):
             return None
         prompt = job.request.prompt
-        turn = job.turn(self._clock(), self._expiry.wipes, settles=self._settle.takes(prompt))
+        turn = job.turn(self._clock(), self._expiry.deletions, settles=self._settle.takes(prompt))
         slot.request_traits = turn.request_traits()
         self._history.remember(turn.record)  # before the caller can ask for an explanation
         conversation_fingerprint = self._history.conversation_fingerprint(prompt, self._prompter.template.source)
@@ -59,14 +59,14 @@ class Recording:
             return None
         now = self._clock()
         report = job.ticket.reports[job.choice] = replace(job.report(exact=exact, now=now), cancelled=True)
-        if not self._expiry.late(job.slot, job.ticket.reports):
-            self._history.remember(job.turn(now, self._expiry.wipes, settles=False).record)
+        if not self._expiry.must_forget(job.slot, job.ticket.reports):
+            self._history.remember(job.turn(now, self._expiry.deletions, settles=False).record)
         return report
 
     def returned(self, returned: ReturnedTurn) -> None:
         """Records a turn with the message that its client will send back."""
         turn = returned.turn
-        if self._expiry.passed(turn):
+        if self._expiry.must_forget_turn(turn):
             return
         traits = turn.request_traits(bool(returned.message.get("tool_calls")))
         for slot in self._slots:

@@ -298,7 +298,7 @@ class Runtime:
             message: the reply as the client will send it back; None if that is its text.
             parsed: the reply as a parsed message; None parses it here.
         """
-        if turn is None or self.scheduler.expiry.passed(turn):
+        if turn is None or self.scheduler.expiry.must_forget_turn(turn):
             return
         back: Message = message or {"role": "assistant", "content": turn.reply}
         learned: Sequence[ReplyTokensRecord] = ()
@@ -316,7 +316,7 @@ class Runtime:
         except Exception:  # a model may write anything. An error here costs only the reply tokens
             log.exception("a reply could not be read")
         self.scheduler.remember(ReturnedTurn(turn, back, continuation, tuple(learned)))
-        if self.scheduler.expiry.passed(turn):
+        if self.scheduler.expiry.must_forget_turn(turn):
             self.prompter.reply_tokens.drop(learned)
 
     def erase(self, slot: int) -> int | None:

@@ -116,7 +116,7 @@ class Scheduler:
         self.shared_fetch = SharedFetch(
             *(engine, cache.store, self._admission, self.shared_audit),
             stateful=mode.traits.stateful,
-            wipes=lambda: self.expiry.wipes,
+            deletions=lambda: self.expiry.deletions,
             wake=self.wake,
         )
         self._late_fetch = LateFetch(self.shared_fetch, self._admission, clock)
@@ -379,7 +379,7 @@ class Scheduler:
     def _preload(self) -> None:
         while self._preloading is not None or not self._preloads.empty():
             if self._preloading is None:
-                self._preloading = SharedPreload(self._preloads.get(), self.shared_fetch, lambda: self.expiry.wipes)
+                self._preloading = SharedPreload(self._preloads.get(), self.shared_fetch, lambda: self.expiry.deletions)
             if self._preloading.step():
                 return
             self._preloading = None

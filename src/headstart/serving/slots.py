@@ -29,7 +29,7 @@ class Slot:
         request_traits: the traits of its last request.
         now: when the text that is added to it was first stored, in seconds since 1970.
         restored: leading tokens that were loaded since a user has deleted everything: such a deletion had spared them.
-        forsaken: whether its content was erased elsewhere, so that none of it may be saved.
+        unsavable: whether its content was erased elsewhere, so that none of it may be saved.
     """
 
     def __init__(self, number: int, shape: Shape, block_size: int) -> None:
@@ -45,7 +45,7 @@ class Slot:
         self.request_traits = UNKNOWN_REQUEST
         self.now = 0.0
         self.restored = 0
-        self.forsaken = False
+        self.unsavable = False
         self._ends: list[int] = []  # of runs of tokens that were first stored at the same time
         self._times: list[float] = []
         self._block_size = block_size
@@ -120,7 +120,7 @@ class Slot:
         del self._ends[keep:], self._times[keep:]
         if self._ends:
             self._ends[-1] = min(self._ends[-1], length)
-        self.forsaken = self.forsaken and bool(length)
+        self.unsavable = self.unsavable and bool(length)
         self.canonical = min(self.canonical, length)
         self.restored = min(self.restored, length)
         del self._ids[length // self._block_size :]

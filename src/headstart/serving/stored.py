@@ -182,16 +182,16 @@ class CachedChains:
                 raise _full("memory", "memory_budget", "tenant_memory")
             whole = [entry for entry in entries if entry.length == self._index.block_size]
             self._cache.store.offload.secure(whole)
-            return new, self._cache.disk.pin([entry.id for entry in whole]), expiry.wipes
+            return new, self._cache.disk.pin([entry.id for entry in whole]), expiry.deletions
 
-        new, on_disk, wipes = self._on_engine(pin)
+        new, on_disk, deletions = self._on_engine(pin)
         try:
             fits = self._wait(on_disk)
         except BaseException:
-            self._on_engine(lambda: self._forget(new, wipes))
+            self._on_engine(lambda: self._forget(new, deletions))
             raise
         if not fits:
-            self._on_engine(lambda: self._forget(new, wipes))
+            self._on_engine(lambda: self._forget(new, deletions))
             raise _full("disk", "disk_budget", "tenant_disk")
         return self.get(key, owner)
 
@@ -332,14 +332,14 @@ class CachedChains:
 
     # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _forget(self, new: set[BlockId], wipes: int) -> None:
-        """A pin has failed. The disk may carry it out later. `wipes`: of `Expiry`, when it began.
+    def _forget(self, new: set[BlockId], deletions: int) -> None:
+        """A pin has failed. The disk may carry it out later. `deletions`: of `Expiry`, when it began.
 
         What another process has pinned stays, and what was pinned before this one has heard of it.
         """
         self._pins.unpin(new)
         self._cache.disk.unpin(new, own=True)
-        if self._scheduler.expiry.wipes != wipes:  # the pin has spared them; another process may have deleted them
+        if self._scheduler.expiry.deletions != deletions:  # the pin has spared them; another process may have deleted them
             self._scheduler.expiry.drop_unsaved(new)
 
     def _take_notices(self) -> LongWork[None]:

@@ -135,7 +135,7 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
     def keep(response: dict[str, Any]) -> None:
         service.responses.meet(source.salt, id)
         stored = StoredResponse.of(response, source.own, source.before, moment.time)
-        if body.store is not False and not service.late(source.salt, replace(moment, time=stored.written)):
+        if body.store is not False and not service.must_forget(source.salt, replace(moment, time=stored.written)):
             service.responses.put(source.salt, stored)
 
     encoder = ResponseEncoder(
