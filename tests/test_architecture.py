@@ -116,7 +116,16 @@ ALLOWED: dict[str, set[str]] = {
     "library": {"config", "interfaces", "output.parser", "serving", "chat", "engines", "hub"},
     "web": set(),
     "models": {
-        *("api", "chat.tenancy", "chat.validation", "config", "engines.registry", "interfaces", "library.headstart"),
+        *(
+            "api",
+            "chat.tenancy",
+            "chat.validation",
+            "config",
+            "engines.registry",
+            "interfaces.sampling",
+            "interfaces.traits",
+            "library.headstart",
+        ),
         "observe",
         "serving.runtime",
         "tiers.shared.address",

@@ -32,7 +32,7 @@ FUNCTIONS = frozenset(
 )
 PARAMETERS = frozenset(
     "GHOSTS_A_PIECE abouts beginnings draft grid grid_point mend missed openings ours restorer room _room row_bytes slides"
-    " spelling spellings theirs unsettled _owed _dead _told _told_at _doomed SAY".split()
+    " spelling spellings theirs unsettled _owed _dead _told _told_at _doomed SAY wipes _wipes forsaken".split()
 )
 """Parameters, attributes and local names."""
 KEYS = frozenset("mend missed ours theirs pieces spelled_otherwise grid row_bytes".split())

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headstart.output.parser import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 else:
     _LATER = {
-        "interfaces.engine": {"Sampling"},
+        "interfaces.sampling": {"Sampling"},
         "library.headstart": {"AsyncStream", "Headstart", "Reply", "Stream", "open"},
         "output.parser": {"ReasoningDelta", "TextDelta", "ToolCallDelta", "ToolCallStart"},
     }

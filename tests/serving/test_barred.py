@@ -134,7 +134,7 @@ def test_what_is_pinned_stays(tmp_path: Path) -> None:
         assert "disk" not in chain.entries[-1].copies
         wait_until(lambda: len(one.cache.store.pins) > 0)  # else it takes their common beginning for its own
         one.stored.delete(gone.id, None)
-        wait_until(lambda: other.scheduler.expiry.deletions == 1 and not other.scheduler.expiry.busy)
+        wait_until(lambda: other.scheduler.expiry.deletion_count == 1 and not other.scheduler.expiry.busy)
         assert other.stored.get(chain.id, None).pinned
         assert other.stored.get(chain.id, None).tokens == chain.tokens
 

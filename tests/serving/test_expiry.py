@@ -228,7 +228,7 @@ def test_the_deletions_that_are_known_are_those_that_are_obeyed(tmp_path: Path) 
     clock = Clock()
     counted: list[int] = []
     with started(clock, tmp_path) as runtime:
-        runtime.on_erase(lambda erasure: counted.append(runtime.scheduler.expiry.deletions))
+        runtime.on_erase(lambda erasure: counted.append(runtime.scheduler.expiry.deletion_count))
         ask(runtime, [user(marked(0))], max_tokens=4)
         settled(runtime)
         assert runtime.with_deletions(lambda found: found) == (0.0, 0)

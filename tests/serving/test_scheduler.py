@@ -50,7 +50,7 @@ def test_who_calls_just_before_the_end_is_answered() -> None:
     threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(runtime.scheduler._calls) == len(calls))
+    wait_until(lambda: runtime.scheduler._calls._calls.qsize() == len(calls))
     ends = threading.Thread(target=runtime.close)
     ends.start()
     wait_until(lambda: runtime.scheduler._closed)

@@ -42,7 +42,7 @@ class ChatModel(PromptModel):
     def __init__(self, runtime: Runtime, keep_noise: Collection[str] = ()) -> None:
         super().__init__(runtime.prompts, keep_noise)
         self.runtime = runtime
-        self._deletions = 0  # how often a chain has been deleted from the disk
+        self._deletion_count = 0  # how often a chain has been deleted from the disk
         runtime.on_erase(self._erase)
 
     def request(self, conversation: Conversation, params: GenerationParams, seed: str) -> tuple[Request, ReplyReader]:
@@ -97,16 +97,16 @@ class ChatModel(PromptModel):
 
     def moment(self) -> Moment:
         """The current moment."""
-        return Moment(self.runtime.clock(), self._deletions)
+        return Moment(self.runtime.clock(), self._deletion_count)
 
     def must_forget(self, salt: str, since: Moment) -> bool:
         """Whether data that arrived at a moment must not be kept: it has expired, or its chain may have been deleted since."""
-        return since.deletions != self._deletions or self.runtime.due(salt, since.time)
+        return since.deletion_count != self._deletion_count or self.runtime.due(salt, since.time)
 
     def _erase(self, erasure: Erasure) -> None:
         if erasure.hints:
             self.reply_memory.clear()
-        self._deletions += erasure.chains
+        self._deletion_count += erasure.chains
 
     # ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

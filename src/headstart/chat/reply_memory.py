@@ -21,10 +21,10 @@ from headstart.output.json_values import bytes_of
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When something arrived: `time`, in seconds since 1970, and how many chains had been deleted before (`deletions`)."""
+    """When something arrived: `time`, in seconds since 1970, and how many chains had been deleted before (`deletion_count`)."""
 
     time: float
-    deletions: int
+    deletion_count: int
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def check_walk(runtime: Runtime, seconds: float, progress: Callable[[float], Non
     begun = time.monotonic()
     while (passed := time.monotonic() - begun) < seconds or (not walk.cached and walk.compared < FEWEST):
         progress(passed)
-        walk.longest = min(most, max(least, runtime.scheduler.prefills(PROMPT_SECONDS)))
+        walk.longest = min(most, max(least, runtime.scheduler.prefill_tokens(PROMPT_SECONDS)))
         walk.step()
     finding = f"{count(walk.compared, 'prompt')} compared with cold runs, {walk.cached:,} of their tokens from the cache: "
     bad = [f"{walk.wrong} differ"] * (walk.wrong > 0) + [f"{walk.failed} failed"] * (walk.failed > 0)

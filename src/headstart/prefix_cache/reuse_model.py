@@ -134,7 +134,7 @@ UNKNOWN_REQUEST = RequestTraits()
 
 
 class ReuseHistory:
-    """How an entry was used. An entry in memory has it in itself (`index.Entry`); elsewhere it is a `ReuseStats`.
+    """How an entry was used. An entry in memory has it in itself (`entry.Entry`); elsewhere it is a `ReuseStats`.
 
     Attributes:
         saved_per_byte: the prefill that the entry saves, per byte that it occupies: in tokens in memory, in seconds on disk.

@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class EngineCalls:
-    """Calls and long work that wait. `call` and `carry_out` may be called on any thread; the rest is for the engine thread.
+    """Calls and long work that wait. `answer` and `finish` are for the engine thread, all else for any.
 
-    They are done even if the scheduler's loop has ended: then on the thread that ended it, or on that of a caller.
+    What is called is done even if the scheduler's loop has ended: then on the thread that ended it, or on that of a caller.
 
     Args:
         wake: wakes the scheduler's loop.
@@ -39,10 +39,6 @@ class EngineCalls:
         self._loop: Future[None] | None = None  # once it is to end
         self._unanswered = 0  # calls since the end of the loop, until they are answered
         self._lock = threading.Lock()  # of that number
-
-    def __len__(self) -> int:
-        """The number of calls that wait."""
-        return self._calls.qsize()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Calls a function on the engine thread between two steps. Raises Unavailable in a forked process."""

@@ -64,7 +64,7 @@ class Expiry:
         portions: does the pieces.
 
     Attributes:
-        deletions: a count. It grows when a user deletes something, and again when the shared store has deleted it.
+        deletion_count: grows when a user deletes something, and again when the shared store has deleted it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Expiry:
         self._empty = empty
         self._unpin = unpin
         self._portions = portions
-        self.deletions = 0
+        self.deletion_count = 0
         self._wiped = -math.inf  # when that was last
         self._observers: list[Callable[[Erasure], None]] = []
         self._since = cache.store.wall()  # the time of the oldest memo
@@ -137,7 +137,7 @@ class Expiry:
     def deletion_ended(self) -> None:
         """The disk and the shared store have deleted it too. What was fetched until then may be of that."""
         if self._cache.shared.on:
-            self.deletions += 1
+            self.deletion_count += 1
 
     def delete_read(self) -> LongWork[None]:
         """Drops what the disk was reading until now."""
@@ -217,7 +217,7 @@ class Expiry:
         whose = Owners() if owners is None else owners
         chains = bool(erased or whose)
         if chains:
-            self.deletions += 1  # before anything is forgotten: see `must_forget_turn`
+            self.deletion_count += 1  # before anything is forgotten: see `must_forget_turn`
             self._wiped = now
         for slot in self._slots:
             slot.unsavable |= bool(erased) and not erased.isdisjoint(slot.ids)
@@ -367,7 +367,7 @@ class Expiry:
 
         May be called on any thread. If this is false, a later erasure also removes all that the turn has recorded until then.
         """
-        return turn.deletions != self.deletions or turn.written <= self._terms.due(
+        return turn.deletion_count != self.deletion_count or turn.written <= self._terms.due(
             owner_of(turn.chain.root), self._cache.store.wall()
         )
 

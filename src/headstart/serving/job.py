@@ -87,7 +87,7 @@ class Job:
         fetch: what is on its way from the shared tier.
         late: what is on its way from there while it is computed.
         asks: when it asks there again, and how many seconds after that once more.
-        deletions: `Expiry.deletions` when it asked.
+        deletion_count: `Expiry.deletion_count` when it asked.
         follows: another job whose fetch brings something that this one lacks.
         last_common: the last block that both prompts share.
         fetched: entries that the shared tier has brought for it, before it began to compute.
@@ -123,7 +123,7 @@ class Job:
     fetch: Fetch | None = None
     late: Fetch | None = None
     asks: tuple[float, float] = (0.0, 1.0)
-    deletions: int = 0
+    deletion_count: int = 0
     follows: Job | None = None
     last_common: BlockId = b""
     fetched: set[BlockId] = field(default_factory=set)
@@ -216,7 +216,7 @@ class Job:
             dropped=self.request.prompt.dropped,
         )
 
-    def turn(self, now: float, deletions: int, *, settles: bool) -> Turn:
+    def turn(self, now: float, deletion_count: int, *, settles: bool) -> Turn:
         """The turn, at `now`. Of a cancelled prompt its record has the tokens that were reached."""
         assert self.slot is not None
         request, reply, (known, siblings) = self.request, self.reply, self.seen
@@ -246,7 +246,7 @@ class Job:
             reply=reply.text,
             tokens=tuple(reply.delivered()),
             written=self.slot.now,
-            deletions=deletions,
+            deletion_count=deletion_count,
             new=len(self.chain) - known,
             siblings=siblings,
             completion=len(reply.tokens),

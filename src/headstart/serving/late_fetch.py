@@ -54,7 +54,7 @@ class LateFetch:
                 return True
             wanted = None if self._shared_fetch.bringing(job) else self._shared_fetch.wanted(job.chain)
             job.late = None if wanted is None else self._shared_fetch.fetch(wanted)
-            job.deletions = self._shared_fetch.deletions()
+            job.deletion_count = self._shared_fetch.deletion_count()
             job.asks = (now + BARRED, pause) if job.late is None else (now + pause, 2 * pause)
         elif job.late.arrived and self._gain(job, job.late.there) >= LEAST:
             return True

@@ -45,7 +45,7 @@ class Recording:
         if self._expiry.must_forget(slot, job.ticket.reports):
             return None
         prompt = job.request.prompt
-        turn = job.turn(self._clock(), self._expiry.deletions, settles=self._settle.takes(prompt))
+        turn = job.turn(self._clock(), self._expiry.deletion_count, settles=self._settle.takes(prompt))
         slot.request_traits = turn.request_traits()
         self._history.remember(turn.record)  # before the caller can ask for an explanation
         conversation_fingerprint = self._history.conversation_fingerprint(prompt, self._prompter.template.source)
@@ -60,7 +60,7 @@ class Recording:
         now = self._clock()
         report = job.ticket.reports[job.choice] = replace(job.report(exact=exact, now=now), cancelled=True)
         if not self._expiry.must_forget(job.slot, job.ticket.reports):
-            self._history.remember(job.turn(now, self._expiry.deletions, settles=False).record)
+            self._history.remember(job.turn(now, self._expiry.deletion_count, settles=False).record)
         return report
 
     def returned(self, returned: ReturnedTurn) -> None:

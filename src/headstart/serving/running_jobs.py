@@ -39,6 +39,7 @@ class RunningJobs:
         observe: called with every finished choice.
 
     Attributes:
+        jobs: they, in the order in which they began. The scheduler adds to it.
         worked: when a request or a returned turn ended last.
     """
 
@@ -132,7 +133,7 @@ class RunningJobs:
             self._admission.empty(slot)
 
     def release(self, job: Job) -> None:
-        """Frees what a job has: its slot, if it has one, its sampler, and what it still asks of the shared tier."""
+        """Frees the slot of a job, if it has one, its sampler and its late fetch. `SharedFetch.end` ends what it waits for."""
         if job.sampler is not None:
             job.sampler.close()
             job.sampler = None

@@ -116,7 +116,7 @@ class Scheduler:
         self.shared_fetch = SharedFetch(
             *(engine, cache.store, self._admission, self.shared_audit),
             stateful=mode.traits.stateful,
-            deletions=lambda: self.expiry.deletions,
+            deletion_count=lambda: self.expiry.deletion_count,
             wake=self.wake,
         )
         self._late_fetch = LateFetch(self.shared_fetch, self._admission, clock)
@@ -195,7 +195,7 @@ class Scheduler:
         if self._closed:  # the loop may have ended without seeing it
             preload.over.set()
 
-    def prefills(self, seconds: float) -> int:
+    def prefill_tokens(self, seconds: float) -> int:
         """About how many tokens can be prefilled in `seconds`; 0 if the pace is not known yet."""
         return self._admission.pace.tokens(seconds)
 
@@ -379,7 +379,7 @@ class Scheduler:
     def _preload(self) -> None:
         while self._preloading is not None or not self._preloads.empty():
             if self._preloading is None:
-                self._preloading = SharedPreload(self._preloads.get(), self.shared_fetch, lambda: self.expiry.deletions)
+                self._preloading = SharedPreload(self._preloads.get(), self.shared_fetch, lambda: self.expiry.deletion_count)
             if self._preloading.step():
                 return
             self._preloading = None

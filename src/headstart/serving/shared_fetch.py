@@ -39,7 +39,7 @@ class SharedFetch:
 
     Args:
         stateful: whether KV is of use only up to a checkpoint.
-        deletions: `Expiry.deletions`. What was asked for before it grew may have been deleted since.
+        deletion_count: `Expiry.deletion_count`. What was asked for before it grew may have been deleted since.
         wake: wakes the scheduler. It is called on other threads.
     """
 
@@ -51,10 +51,10 @@ class SharedFetch:
         audit: SharedAudit,
         *,
         stateful: bool,
-        deletions: Callable[[], int],
+        deletion_count: Callable[[], int],
         wake: Callable[[], None],
     ) -> None:
-        self.deletions = deletions
+        self.deletion_count = deletion_count
         self._tier = store.shared
         self._store = store
         self._admission = admission
@@ -82,7 +82,7 @@ class SharedFetch:
         wanted = self.wanted(job.chain)
         fetch = None if wanted is None else self.fetch(wanted)
         if fetch is not None:
-            job.deletions = self.deletions()
+            job.deletion_count = self.deletion_count()
             self.wait(job, fetch)
         elif wanted is not None and self._tier.fetching(0) is None:
             job.not_fetched = NotFetched(Cause.STORE, 0)
@@ -130,7 +130,7 @@ class SharedFetch:
 
     def _poll(self, job: Job) -> None:
         assert job.fetch is not None
-        if job.deletions != self.deletions():
+        if job.deletion_count != self.deletion_count():
             self._give_up(job, job.fetch)
             return
         if self.crowded and not self._has_turn(job) and not job.fetch.over:

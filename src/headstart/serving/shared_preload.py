@@ -46,12 +46,12 @@ class SharedPreload:
     """Does one preload. A deletion by a user ends it: what was deleted may be among the prefixes.
 
     Args:
-        deletions: `Expiry.deletions`.
+        deletion_count: `Expiry.deletion_count`.
     """
 
-    def __init__(self, preload: Preload, shared_fetch: SharedFetch, deletions: Callable[[], int]) -> None:
+    def __init__(self, preload: Preload, shared_fetch: SharedFetch, deletion_count: Callable[[], int]) -> None:
         self._preload = preload
-        self._deletions, self._before = deletions, deletions()
+        self._deletion_count, self._before = deletion_count, deletion_count()
         self._shared_fetch = shared_fetch
         self._chain: Chain | None = None
         self._fetch: Fetch | None = None
@@ -61,7 +61,7 @@ class SharedPreload:
     def step(self) -> bool:
         """Takes in what has arrived. False if the preload is over. It never raises."""
         try:
-            while not self._preload.stopped and self._deletions() == self._before:
+            while not self._preload.stopped and self._deletion_count() == self._before:
                 if self._chain is not None and self._fetch is not None:
                     if not self._take(self._chain, self._fetch):
                         break

@@ -80,7 +80,7 @@ class DeletedStretch:
     Attributes:
         id: of the entry.
         parent: the entry before it.
-        packed: its tokens (`index.Entry`). No log shows them.
+        packed: its tokens (`entry.Entry`). No log shows them.
         owner: whose it was.
     """
 
@@ -182,16 +182,16 @@ class CachedChains:
                 raise _full("memory", "memory_budget", "tenant_memory")
             whole = [entry for entry in entries if entry.length == self._index.block_size]
             self._cache.store.offload.secure(whole)
-            return new, self._cache.disk.pin([entry.id for entry in whole]), expiry.deletions
+            return new, self._cache.disk.pin([entry.id for entry in whole]), expiry.deletion_count
 
-        new, on_disk, deletions = self._on_engine(pin)
+        new, on_disk, deletion_count = self._on_engine(pin)
         try:
             fits = self._wait(on_disk)
         except BaseException:
-            self._on_engine(lambda: self._forget(new, deletions))
+            self._on_engine(lambda: self._forget(new, deletion_count))
             raise
         if not fits:
-            self._on_engine(lambda: self._forget(new, deletions))
+            self._on_engine(lambda: self._forget(new, deletion_count))
             raise _full("disk", "disk_budget", "tenant_disk")
         return self.get(key, owner)
 
@@ -332,14 +332,16 @@ class CachedChains:
 
     # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _forget(self, new: set[BlockId], deletions: int) -> None:
-        """A pin has failed. The disk may carry it out later. `deletions`: of `Expiry`, when it began.
+    def _forget(self, new: set[BlockId], deletion_count: int) -> None:
+        """A pin has failed. The disk may carry it out later. `deletion_count`: of `Expiry`, when it began.
 
         What another process has pinned stays, and what was pinned before this one has heard of it.
         """
         self._pins.unpin(new)
         self._cache.disk.unpin(new, own=True)
-        if self._scheduler.expiry.deletions != deletions:  # the pin has spared them; another process may have deleted them
+        if (
+            self._scheduler.expiry.deletion_count != deletion_count
+        ):  # the pin has spared them; another process may have deleted them
             self._scheduler.expiry.drop_unsaved(new)
 
     def _take_notices(self) -> LongWork[None]:

@@ -28,7 +28,7 @@ class Turn:
         reply: the reply's text.
         tokens: the tokens whose bytes are all in that text.
         written: when its text was first stored, in seconds since 1970.
-        deletions: `Expiry.deletions` when it finished.
+        deletion_count: `Expiry.deletion_count` when it finished.
         new, siblings, completion: figures of the request, for `RequestTraits`.
         record: the record of the request for explanations.
         settles: whether it can be settled.
@@ -40,7 +40,7 @@ class Turn:
     reply: str
     tokens: tuple[int, ...]
     written: float
-    deletions: int
+    deletion_count: int
     new: int
     siblings: int
     completion: int

@@ -1,6 +1,6 @@
 """Disk reads: brings objects from a disk to memory. The disk may hang, and objects may be bad or gone.
 
-All methods but `spared` are for the engine thread.
+The engine thread reads, on threads that may be left behind. The disk's thread looks at the attributes, and calls `spared`.
 """
 
 from __future__ import annotations

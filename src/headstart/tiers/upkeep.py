@@ -1,6 +1,6 @@
 """Upkeep: what is done on a disk from time to time, a piece in each round of its thread: cleaning up, and expiry.
 
-Used on the disk's thread.
+Used on the disk's thread; while a disk is opened, on the thread that opens it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Upkeep:
         untidied: whether there are objects without a row, which the first tidying has still to find.
         tidied: when a disk was last tidied, by the monotonic clock.
         looked: when expired objects were last looked for, in seconds since 1970.
-        terms_seen: the version of the terms at that time.
+        terms_seen: the version of the terms that the next look obeys, or the last one has obeyed.
     """
 
     def __init__(

@@ -131,7 +131,7 @@ class WriteQueue:
     def discards_done(self, keys: Collection[bytes]) -> None:
         """A queued discard is over: what is offered from now on under these keys is wanted."""
         with self._lock:
-            self._unwanted -= frozenset(keys)
+            self._unwanted.difference_update(keys)
 
     def take_discarded(self) -> list[Offer]:
         """Takes the objects that were discarded while they wait, without waiting for those before them."""
