@@ -172,10 +172,10 @@ def llama_router(folder: Path, setup: Setup, *options: str) -> Iterator[Server]:
 
 
 def _plain_layout() -> list[str]:
-    """As in headstart: without it, builds for AMX by the same compiler crash."""
-    from headstart.engines.llama.load import has_amx  # loads the engine
+    """Without it, llama-server's builds for AMX crash (`headstart.engines.llama.amx`)."""
+    from headstart.engines.llama import amx  # loads the engine
 
-    return ["--no-repack"] if has_amx() else []
+    return ["--no-repack"] if amx.built() else []
 
 
 @contextmanager

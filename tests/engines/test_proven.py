@@ -206,7 +206,8 @@ def test_of_a_real_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     seen: set[tuple[bytes, int, bool, bool]] = set()
     assert not still()
     assert still()
-    assert still(slots=4, ctx=2560)
+    joint = any(joint for *_, joint in seen)  # some builds decode several replies in one call with the bits of prefill
+    assert still(slots=4, ctx=2560) is not joint, "that is proved for all slots"
     assert still(reuse="exact")
     assert still(cache_dir=tmp_path / "disk")
     assert not still(anew=True)

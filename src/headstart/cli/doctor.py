@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from headstart.cli.console import facts, loading
 from headstart.cli.doctor_proof import blocks_and_calls
+from headstart.cli.install_gpu import pip_command
 from headstart.config import Settings
 from headstart.engines import registry
 from headstart.interfaces.engine import Engine
@@ -67,7 +69,7 @@ def examine(settings: Settings, seconds: float = 60.0, console: Console | None =
     usable = True
     with Runtime(thread, alone) as runtime:
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        for topic, line in (*machine(), *engine_build(), *facts(runtime).items()):
+        for topic, line in (*machine(), *engine_build(engine), *facts(runtime).items()):
             if topic != "reuse":
                 table.add_row(topic, line)
         table.add_row("traits", _traits(engine))
@@ -184,8 +186,9 @@ def machine() -> Iterator[tuple[str, str]]:
     yield "memory", f"{show_size(memory.total)}, {show_size(memory.available)} of it available"
 
 
-def engine_build() -> Iterator[tuple[str, str]]:
+def engine_build(engine: Engine | None = None) -> Iterator[tuple[str, str]]:
     """Facts about the library of llama.cpp, by topic; none if this process has loaded none."""
+    from headstart.engines.llama import amx
     from headstart.engines.llama.binding import loaded
     from headstart.engines.llama.library import BINDING, TESTED
 
@@ -199,5 +202,23 @@ def engine_build() -> Iterator[tuple[str, str]]:
     yield "features", "; ".join(f"no {one.name}: {one.without}" for one in found.lacking) or "all that headstart uses"
     system = found.module.llama_print_system_info().decode("utf-8", "replace")
     yield "instructions", " ".join(re.findall(r"(\w+) = 1\b", system)) or "none known"
+    if amx.built():
+        used = bool(amx.works()) if engine is None else engine.facts.details.get("amx") is True
+        yield "AMX", _amx(used, bool(amx.works()), own.binding)
     offload = found.module.llama_supports_gpu_offload()
     yield "GPU", "usable by this engine" if offload else "not supported by this build of the engine"
+
+
+def _amx(used: bool, works: bool, version: str) -> str:
+    """Whether the processor's tiles are used, and how to build a llama.cpp that can use them."""
+    from headstart.engines.llama.amx import FLAGS
+
+    if used:
+        return "used"
+    if works:
+        return "not used with this model, because llama.cpp would compute it wrongly"
+    command = f"CXXFLAGS='{FLAGS}' {shlex.join(pip_command(version))}"
+    return (
+        "not used, because this build of llama.cpp crashes with it: prompts take two to three times as long. Build it again, "
+        f"with GCC: {command}"
+    )

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from headstart.engines import machine, model_file
 from headstart.engines.constraint import Grammars
 from headstart.engines.digest import digest, digests
-from headstart.engines.llama import first_load, kv_transfer
+from headstart.engines.llama import amx, first_load, kv_transfer
 from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama import load as llama_load
 from headstart.engines.llama import log as llama_log
@@ -110,7 +110,10 @@ class LlamaEngine(Engine):
         weights = b"".join(digests(files, state_dir, lambda part: report(_READ * part)))
         adapter = digest(options.lora, state_dir) if options.lora is not None else None
         placed = place(path, files, options)
-        model = llama_load.open_model(path, placed.layers, lambda part: report(_READ + (_LOADED - _READ) * part))
+        extra = amx.extra_buffers(path, state_dir)
+        model = llama_load.open_model(
+            path, placed.layers, lambda part: report(_READ + (_LOADED - _READ) * part), extra_buffers=extra
+        )
         with ExitStack() as undo:
             undo.callback(lib.llama_model_free, model)
             host = llama_load.measure_memory(model, options.kv_type, available)
@@ -129,7 +132,9 @@ class LlamaEngine(Engine):
                 llama_load.open_adapter(model, context, options.lora)
             engine = cls(model, context, ctx=chosen.ctx, slots=chosen.slots)
             engine.host = host
-            identity = llama_identity.identity(model, options, weights, adapter, gpu_layers=placed.layers, ctx=chosen.ctx)
+            identity = llama_identity.identity(
+                *(model, options, weights, adapter), gpu_layers=placed.layers, ctx=chosen.ctx, extra_buffers=extra
+            )
             # Proofs use two slots and a part of the context; `Proven` sees to more slots. All of it depends on the free memory.
             sizes = {"ctx": min(chosen.ctx, most_tokens(engine.shape.batch)), "slots": min(chosen.slots, 2), "threads": threads}
 
@@ -151,7 +156,7 @@ class LlamaEngine(Engine):
             two_kernels = options.kv_type == "f16" and not engine.traits.decode_is_prefill and not identity["devices"]
             # Blocks are full tiles, so a canonical block is never padded.
             if two_kernels and engine.traits.sliceable and engine.traits.block_size % TILE == 0:
-                engine._padding = Padding.estimated(llama_identity.work(model), identity["system"], threads)
+                engine._padding = Padding.estimated(llama_identity.work(model), identity["system"], threads, amx=extra)
             undo.pop_all()
         engine.fingerprint = llama_identity.digest_of({**identity, "grid": engine.traits.block_size})
         engine.identity = {name: str(value) for name, value in {**identity, "block_size": engine.traits.block_size}.items()}
@@ -167,6 +172,7 @@ class LlamaEngine(Engine):
             gpu_plan=list(placed.table) or None,
             live_bytes=chosen.slots * host.size(chosen.ctx),
             proof_seconds=round(seconds, 3),
+            amx=extra if amx.built() else None,
         )
         report(1.0)
         return engine

@@ -26,7 +26,7 @@ from typing import IO, Any
 from blake3 import blake3
 
 from headstart.engines.llama.identity import SOURCES
-from headstart.engines.llama.library import BINDING, TESTED, LlamaLibrary, choose
+from headstart.engines.llama.library import BINDING, TESTED, LlamaLibrary, child_environment, choose
 from headstart.engines.memo import recall, remember
 from headstart.engines.options import EngineOptions
 from headstart.errors import ConfigError, ModelError
@@ -135,10 +135,9 @@ def _refusal(library: LlamaLibrary, what: str) -> str:
 @contextmanager
 def _trial(request: dict[str, Any]) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
     """The process and the file that gets its stderr. The process ends with the block."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", _TRIAL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment
+            [sys.executable, "-m", _TRIAL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=child_environment()
         )
         try:
             assert process.stdin is not None

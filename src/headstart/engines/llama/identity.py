@@ -16,7 +16,7 @@ from headstart.engines import proof
 from headstart.engines.llama import devices as llama_devices
 from headstart.engines.llama.binding import lib, ready
 from headstart.engines.llama.library import BINDING
-from headstart.engines.llama.load import BATCH, has_amx
+from headstart.engines.llama.load import BATCH
 from headstart.engines.llama.padding import Work
 from headstart.engines.options import EngineOptions
 from headstart.interfaces.engine import Facts, Shape
@@ -78,7 +78,14 @@ def describe_engine() -> str:
 
 
 def identity(
-    model: Any, options: EngineOptions, weights: bytes, adapter: bytes | None, *, gpu_layers: int, ctx: int
+    model: Any,
+    options: EngineOptions,
+    weights: bytes,
+    adapter: bytes | None,
+    *,
+    gpu_layers: int,
+    ctx: int,
+    extra_buffers: bool,
 ) -> dict[str, Any]:
     """Everything that changes the bits of KV, except the block size. Threads and slots do not change prefill's bits."""
     architecture = metadata(model, "general.architecture")
@@ -91,7 +98,7 @@ def identity(
         "system": lib.llama_print_system_info().decode("utf-8", "replace"),
         # llama.cpp calls exp, tanh and others of the system's library.
         "libc": " ".join(platform.libc_ver()).strip() or platform.mac_ver()[0],
-        "extra_buffers": not has_amx(),
+        "extra_buffers": extra_buffers,
         "devices": devices(),  # even with no layer on a GPU: llama.cpp may still compute large batches there
         "gpu_layers": gpu_layers,
         "kv_type": options.kv_type,

@@ -117,6 +117,11 @@ def package_folder() -> Path:
     return Path(next(iter(folders)))
 
 
+def child_environment() -> dict[str, str]:
+    """The environment of a Python process that shall find the same packages as this one."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
 def _find(path: Path, source: str) -> Path:
     """The library that a path of the user means. `source` names where the path comes from."""
     if is_folder(path):

@@ -33,8 +33,12 @@ def _backend() -> None:
     lib.llama_backend_init()
 
 
-def open_model(path: Path, gpu_layers: int, progress: LoadProgress) -> Any:
-    """Loads the weights. `progress` receives the progress, from 0 to 1.
+def open_model(path: Path, gpu_layers: int, progress: LoadProgress, *, extra_buffers: bool = False) -> Any:
+    """Loads the weights.
+
+    Args:
+        progress: receives the progress, from 0 to 1.
+        extra_buffers: whether they may be laid out for the processor's instructions (`amx.extra_buffers`).
 
     Raises:
         ConfigError: this build cannot use a GPU, but `gpu_layers` is not 0.
@@ -55,7 +59,7 @@ def open_model(path: Path, gpu_layers: int, progress: LoadProgress) -> Any:
     callback = lib.llama_progress_callback(report)
     params = lib.llama_model_default_params()
     params.n_gpu_layers = gpu_layers
-    params.use_extra_bufts = not has_amx()
+    params.use_extra_bufts = extra_buffers
     params.progress_callback = callback
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
@@ -77,12 +81,6 @@ def open_vocabulary(path: Path) -> Any:
     if not model:
         raise ModelError(f"llama.cpp cannot read the vocabulary of '{path}': {llama_log.cause()}.")
     return model
-
-
-def has_amx() -> bool:
-    """Whether this build would lay quantised weights out for AMX. It then crashes, because compilers drop its stores to the
-    tile configuration (llama.cpp's issue 20824)."""
-    return b"AMX_INT8 = 1" in lib.llama_print_system_info()
 
 
 def open_context(model: Any, *, ctx: int, slots: int, kv_type: str, threads: int, batch: int = BATCH) -> Any:

@@ -44,7 +44,7 @@ class Processor:
 
     Attributes:
         name: of the class.
-        features: that `llama_print_system_info` shows if llama.cpp was built for this class.
+        features: that `llama_print_system_info` shows if llama.cpp was built for this class, and `TILES`.
         weight: for a token and a weight.
         alone: for a query and a cell, token by token.
         element: for each element of a key or value, in addition.
@@ -68,7 +68,10 @@ class Processor:
         return self.alone + self.element * (key + value - left) + self.leftover * left
 
 
+TILES = "AMX_TILES"
+"""A feature that `llama_print_system_info` does not show: weights are multiplied with AMX (`amx`)."""
 PROCESSORS = (
+    Processor("AMX with tiles", frozenset({"AMX_INT8", TILES}), 0.013, 8.0, 0.095, 1.0, (64, 128), 2.6),
     # Built for AMX means built for AVX512-FP16 too, where values are added up in steps of 128 elements, or one by one.
     Processor("AMX", frozenset({"AMX_INT8"}), 0.046, 8.0, 0.095, 1.0, (64, 128), 2.6),
     Processor("AVX-512", frozenset({"AVX512"}), 0.06, 8.0, 0.095, 1.0, (64, 64), 3.9),
@@ -79,9 +82,9 @@ PROCESSORS = (
 """From the most special class to the most general one; the first whose features are all present is used."""
 
 
-def processor(system: str) -> Processor:
-    """The class that llama.cpp was built for, according to `llama_print_system_info`."""
-    features = set(re.findall(r"(\w+) = 1\b", system))
+def processor(system: str, *, amx: bool = False) -> Processor:
+    """The class that llama.cpp was built for, according to `llama_print_system_info`. `amx`: whether it may use AMX."""
+    features = {*re.findall(r"(\w+) = 1\b", system), *([TILES] if amx else [])}
     return next(row for row in PROCESSORS if row.features <= features)
 
 
@@ -112,9 +115,9 @@ class Padding:
     tile: float
 
     @classmethod
-    def estimated(cls, work: Work, system: str, threads: int) -> Padding:
-        """For a model, a build of llama.cpp (`llama_print_system_info`) and the threads that compute prompts."""
-        row = processor(system)
+    def estimated(cls, work: Work, system: str, threads: int, *, amx: bool = False) -> Padding:
+        """For a model, a build of llama.cpp (see `processor`) and the threads that compute prompts."""
+        row = processor(system, amx=amx)
         alone = work.layers * work.heads * row.query(work.key, work.value)
         tile = work.layers * tiles(work.heads, threads) * row.tile * (work.key + work.value)
         return cls(work.weights * row.weight, alone, tile)
