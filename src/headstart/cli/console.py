@@ -84,7 +84,7 @@ def facts(runtime: Runtime) -> dict[str, str]:
         if whole < shape.ctx:
             topics["cache"] += f"; at most {whole:,} of one conversation can be restored: give more --memory-budget"
     if details.get("amx") is False:
-        topics["AMX"] = "not used, so prompts take two to three times as long: `headstart doctor` says why"
+        topics["AMX"] = "not used, so prompts take up to 2.5 times as long: `headstart doctor` says why"
     if engine.traits.stateful:
         topics["checkpoints"] = f"{show_size(shape.state_bytes)} each"
         if shape.kv_bytes_per_token:

@@ -219,6 +219,6 @@ def _amx(used: bool, works: bool, version: str) -> str:
         return "not used with this model, because llama.cpp would compute it wrongly"
     command = f"CXXFLAGS='{FLAGS}' {shlex.join(pip_command(version))}"
     return (
-        "not used, because this build of llama.cpp crashes with it: prompts take two to three times as long. Build it again, "
+        "not used, because this build of llama.cpp crashes with it: prompts take up to 2.5 times as long. Build it again, "
         f"with GCC: {command}"
     )

@@ -339,10 +339,9 @@ class CachedChains:
         """
         self._pins.unpin(new)
         self._cache.disk.unpin(new, own=True)
-        if (
-            self._scheduler.expiry.deletion_count != deletion_count
-        ):  # the pin has spared them; another process may have deleted them
-            self._scheduler.expiry.drop_unsaved(new)
+        expiry = self._scheduler.expiry
+        if expiry.deletion_count != deletion_count:  # the pin has spared them; another process may have deleted them
+            expiry.drop_unsaved(new)
 
     def _take_notices(self) -> LongWork[None]:
         """Handles the notices of the disk that wait."""

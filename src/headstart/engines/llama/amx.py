@@ -1,7 +1,7 @@
 """AMX: whether llama.cpp multiplies weights with this processor's tiles (Intel's Advanced Matrix Extensions).
 
-A llama.cpp that was built for such a processor lays weights out for tiles when it loads them, and then computes prompts two to
-three times as fast. Two faults of llama.cpp (as of 0.5.0) stand in the way:
+A llama.cpp that was built for such a processor lays weights out for tiles when it loads them, and then computes prompts up to
+2.5 times as fast (docs/benchmarks.md). Two faults of llama.cpp (as of 0.5.0) stand in the way:
 
 * Most builds crash: compilers drop stores to the tile configuration, because GCC's own header says that only its first bytes
   are read (llama.cpp's issue 20824). `FLAGS` keep the stores.
