@@ -64,7 +64,7 @@ bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plot
 	$(BIN)/python -m benchmarks.growth
 
 # For processors with AMX, GCC builds a llama.cpp that crashes, unless it has these flags (docs/install.md).
-AMX := $(shell grep -qs amx_int8 /proc/cpuinfo && c++ --version 2>&1 | grep -q 'Free Software' && echo '-fno-tree-dse -fno-dse')
+AMX := $(shell grep -qs amx_int8 /proc/cpuinfo && $${CXX:-c++} --version 2>&1 | grep -q 'Free Software' && echo '-fno-tree-dse -fno-dse')
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

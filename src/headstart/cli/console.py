@@ -83,8 +83,8 @@ def facts(runtime: Runtime) -> dict[str, str]:
         whole = budget // (shape.kv_bytes_per_token + shape.transfer_bytes // shape.ctx)
         if whole < shape.ctx:
             topics["cache"] += f"; at most {whole:,} of one conversation can be restored: give more --memory-budget"
-    if details.get("amx") is False:
-        topics["AMX"] = "not used, so prompts take up to 2.5 times as long: `headstart doctor` says why"
+    if details.get("amx") is False and not details.get("gpu_layers"):
+        topics["AMX"] = "not used, although this processor has it: `headstart doctor` says why"
     if engine.traits.stateful:
         topics["checkpoints"] = f"{show_size(shape.state_bytes)} each"
         if shape.kv_bytes_per_token:

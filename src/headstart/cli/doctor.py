@@ -203,22 +203,28 @@ def engine_build(engine: Engine | None = None) -> Iterator[tuple[str, str]]:
     system = found.module.llama_print_system_info().decode("utf-8", "replace")
     yield "instructions", " ".join(re.findall(r"(\w+) = 1\b", system)) or "none known"
     if amx.built():
-        used = bool(amx.works()) if engine is None else engine.facts.details.get("amx") is True
-        yield "AMX", _amx(used, bool(amx.works()), own.binding)
+        yield "AMX", _amx(engine, tested=own.tested, works=amx.works(), version=own.binding)
     offload = found.module.llama_supports_gpu_offload()
     yield "GPU", "usable by this engine" if offload else "not supported by this build of the engine"
 
 
-def _amx(used: bool, works: bool, version: str) -> str:
+def _amx(engine: Engine | None, *, tested: bool, works: bool, version: str) -> str:
     """Whether the processor's tiles are used, and how to build a llama.cpp that can use them."""
     from headstart.engines.llama.amx import FLAGS
 
-    if used:
+    if engine is not None and engine.facts.details.get("amx"):
         return "used"
+    if works and engine is None:
+        return "works with this build"
     if works:
-        return "not used with this model, because llama.cpp would compute it wrongly"
+        what = (
+            "with layers on a GPU"
+            if engine is not None and engine.facts.details.get("gpu_layers")
+            else "with this architecture"
+        )
+        return f"not used {what}" if tested else "not used, because this library is not a tested one"
     command = f"CXXFLAGS='{FLAGS}' {shlex.join(pip_command(version))}"
     return (
-        "not used, because this build of llama.cpp crashes with it: prompts take up to 2.5 times as long. Build it again, "
-        f"with GCC: {command}"
+        "not used, because this build of llama.cpp crashes with it, or the system refuses it. Prompts would take about half "
+        f"the time. Build llama.cpp again, with GCC: {command}"
     )

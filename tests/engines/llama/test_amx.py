@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
 
 import tiny
+from headstart.cli import doctor
 from headstart.config import Settings
 from headstart.engines.llama import amx, amx_trial
-from headstart.engines.llama.amx import BATCHES, MATRICES
+from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama.binding import ready
 from headstart.engines.llama.engine import LlamaEngine
 
@@ -21,79 +25,161 @@ def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amx, "_found", {})
 
 
+def script(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
 def test_the_trial_of_this_build(tmp_path: Path) -> None:
-    """Whatever this machine is: a build without tiles is not tried, and nothing that a trial says is doubted."""
-    found = amx.works(tmp_path)
-    assert found <= {MATRICES, BATCHES}
-    assert found == amx.works(tmp_path)
-    assert amx.built() or not (found or (tmp_path / amx.MEMO).exists())
+    """Whatever this machine is, the trial has a result; without tiles it is that nothing was right."""
+    found = amx.tried(amx.command(ready().library.file))
+    assert found is not None
+    assert found <= amx.built()
+    assert amx.works(tmp_path) is found
+    if amx.built():
+        assert list(json.loads((tmp_path / amx.MEMO).read_text()).values()) == [found]
+    else:
+        assert amx.layout(ready()) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        (f"raise SystemExit({amx.RIGHT})", True),
+        (f"raise SystemExit({amx.WRONG})", False),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", False),
+        ("import os; os.abort()", False),
+        ("raise ImportError", None),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", None),
+        ("import time; time.sleep(60)", None),
+    ],
+)
+def test_only_what_the_library_does_is_a_result(monkeypatch: pytest.MonkeyPatch, text: str, result: bool | None) -> None:
+    monkeypatch.setattr(amx, "_PATIENCE", 3.0 if "sleep" not in text else 0.2)
+    assert amx.tried(script(text)) is result
+
+
+def test_a_program_that_contains_python_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert amx.tried(["program"]) is None
 
 
 def test_the_result_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trials: list[Path] = []
+    trials: list[list[str]] = []
 
-    def tried(library: Path) -> str:
-        trials.append(library)
-        return MATRICES
+    def tried(trial: list[str]) -> bool:
+        trials.append(trial)
+        return True
 
     monkeypatch.setattr(amx, "built", lambda: True)
-    monkeypatch.setattr(amx, "_tried", tried)
-    assert amx.works(tmp_path) == {MATRICES}
-    assert list(json.loads((tmp_path / amx.MEMO).read_text()).values()) == [MATRICES]
+    monkeypatch.setattr(amx, "tried", tried)
+    assert amx.works(tmp_path)
+    assert amx.works(tmp_path)
     amx._found.clear()
-    assert amx.works(tmp_path) == {MATRICES}
+    assert amx.works(tmp_path)
+    assert len(trials) == 1
+    amx._found.clear()
+    assert amx.works(tmp_path, anew=True)
     amx._found.clear()
     monkeypatch.setattr("platform.release", lambda: "another kernel")
-    assert amx.works(tmp_path) == {MATRICES}
-    assert trials == [ready().library.file] * 2
+    assert amx.works(tmp_path)
+    assert trials == [amx.command(ready().library.file)] * 3
 
 
-def test_a_trial_that_could_not_be_done_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_could_not_be_done_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amx, "built", lambda: True)
-    monkeypatch.setattr(amx, "_PATIENCE", 0.001)
-    assert amx.works(tmp_path) == frozenset()
+    monkeypatch.setattr(amx, "tried", lambda trial: None)
+    assert not amx.works(tmp_path)
     assert not (tmp_path / amx.MEMO).exists()
 
 
-def test_a_trial_that_crashes_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here the library cannot even be loaded."""
-    broken = tmp_path / "libllama.so"
-    broken.write_bytes(b"none")
-    assert amx._tried(broken) == ""
-
-
-@pytest.mark.parametrize(("kind", "right", "allowed"), [
-    ("llama", {MATRICES}, True),
-    ("llama", set(), False),
-    ("qwen35", {MATRICES}, False),
-    ("qwen35", {MATRICES, BATCHES}, True),
-])  # fmt: skip
-def test_models_whose_products_have_a_third_dimension_need_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, right: set[str], allowed: bool
+@pytest.mark.parametrize(
+    ("kind", "works", "tested", "allowed"),
+    [
+        ("llama", True, True, True),
+        ("llama", False, True, False),
+        ("llama", True, False, False),
+        ("qwen35", True, True, False),  # its products have a third dimension
+    ],
+)
+def test_which_models_are_laid_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, works: bool, tested: bool, allowed: bool
 ) -> None:
     monkeypatch.setattr(amx, "built", lambda: True)
-    monkeypatch.setattr(amx, "works", lambda state_dir: frozenset(right))
+    monkeypatch.setattr(amx, "works", lambda state_dir, anew: works)
+    library = ready()
+    monkeypatch.setattr(
+        amx, "ready", lambda: SimpleNamespace(library=SimpleNamespace(tested=tested), function=library.function)
+    )
     assert amx.extra_buffers(tiny.write(tmp_path / "model.gguf", kind)) is allowed
+    assert not amx.extra_buffers(tmp_path / "no model")
 
 
 def test_a_build_without_tiles_needs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amx, "built", lambda: False)
-    monkeypatch.setattr(amx, "_tried", lambda library: pytest.fail("it was tried"))
-    assert amx.works(tmp_path) == frozenset()
+    monkeypatch.setattr(amx, "tried", lambda trial: pytest.fail("it was tried"))
+    assert not amx.works(tmp_path)
     assert amx.extra_buffers(tmp_path / "no model")
+    assert not amx.used(True)
 
 
-def test_quantized_values() -> None:
-    values = np.random.default_rng(1).standard_normal((4, 64), np.float32)
-    blocks, meant = amx_trial.quantized(values)
-    assert blocks.shape == (8, 2 + amx_trial.BLOCK)
-    assert np.abs(values - meant).max() < np.abs(values).max() / 127
+def test_the_architectures_are_llama_cpps() -> None:
+    import gguf
+
+    assert set(gguf.MODEL_ARCH_NAMES.values()) >= amx.PLAIN
 
 
-def test_a_model_says_whether_tiles_are_used(tmp_path: Path) -> None:
+def test_the_trial_sees_wrong_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(amx_trial.Trial):
+        def product(self, kind: int, weights: amx_trial.Array, tokens: amx_trial.Array) -> amx_trial.Array:
+            return (tokens[::-1] if len(tokens) == amx_trial.TOKENS[-1] else tokens) @ weights.T
+
+    class Right(amx_trial.Trial):
+        def product(self, kind: int, weights: amx_trial.Array, tokens: amx_trial.Array) -> amx_trial.Array:
+            return tokens @ weights.T
+
+    assert amx_trial.right(Right(ready()))
+    assert not amx_trial.right(Wrong(ready()))
+
+
+def test_a_model_says_whether_tiles_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may refuse them to one process, so what is computed is of another fingerprint."""
     path = tiny.write(tmp_path / "model.gguf", layers=1)
-    engine = LlamaEngine.load(Settings(model=str(path), ctx=2304, slots=1, threads=1).engine_options(), block_size=64)
+
+    def load() -> LlamaEngine:
+        return LlamaEngine.load(Settings(model=str(path), ctx=2304, slots=1, threads=1).engine_options(), block_size=64)
+
+    engine = load()
     used = engine.facts.details["amx"]
     assert used == (amx.extra_buffers(path) if amx.built() else None)
-    assert engine.identity["extra_buffers"] == str(used is not False)
+    assert ("tiles" in engine.identity) is (used is True)
     engine.close()
+    monkeypatch.setattr(amx, "layout", lambda library: None)
+    other = load()
+    assert (other.fingerprint != engine.fingerprint) is (used is True)
+    other.close()
+
+
+@pytest.mark.parametrize(("kind", "experts", "suits"), [("Q4_1", None, True), ("Q4_K_M", "0", True), ("Q5_1", None, False),
+                                                        ("MXFP4", None, False), ("Q8_0", "8", False)])  # fmt: skip
+def test_whose_weights_are_cheap(monkeypatch: pytest.MonkeyPatch, kind: str, experts: str | None, suits: bool) -> None:
+    monkeypatch.setattr(llama_identity, "describe", lambda model: "")
+    monkeypatch.setattr(llama_identity, "quantization", lambda description: kind)
+    monkeypatch.setattr(llama_identity, "metadata", lambda model, key: experts if key.endswith("expert_count") else "llama")
+    assert llama_identity.suits_tiles(None) is suits
+
+
+def test_what_doctor_says() -> None:
+    def engine(**details: Any) -> Any:
+        return SimpleNamespace(facts=SimpleNamespace(details=details))
+
+    def says(engine: Any, *, tested: bool = True, works: bool = True) -> str:
+        return doctor._amx(engine, tested=tested, works=works, version="0.3.36")
+
+    assert says(engine(amx=True)) == "used"
+    assert says(None) == "works with this build"
+    assert "this architecture" in says(engine(amx=False))
+    assert "GPU" in says(engine(amx=False, gpu_layers=3))
+    assert "not a tested one" in says(engine(amx=False), tested=False)
+    assert amx.FLAGS in says(engine(amx=False), works=False)
+    assert "--no-cache-dir" in says(None, works=False)

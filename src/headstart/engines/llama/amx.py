@@ -5,9 +5,10 @@ A llama.cpp that was built for such a processor lays weights out for tiles when 
 
 * Most builds crash: compilers drop stores to the tile configuration, because GCC's own header says that only its first bytes
   are read (llama.cpp's issue 20824). `FLAGS` keep the stores.
-* A product with a third dimension is wrong, and is written beyond its memory. Models with state have such products.
+* Products with a third dimension are wrong, and are written beyond their memory. Models with state have such products, and
+  some others. So tiles are used with `PLAIN` models only, and with libraries whose sources were looked at.
 
-Nothing in a library tells good builds from others. So a process of its own (`amx_trial`) tries both, and the result is
+Nothing in a library tells good builds from others. So a process of its own (`amx_trial`) multiplies, and the result is
 remembered.
 """
 
@@ -16,31 +17,36 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
-from headstart.engines.llama.binding import lib, ready
+from headstart.engines.llama.binding import LoadedLibrary, lib, ready
 from headstart.engines.llama.library import child_environment
 from headstart.engines.memo import recall, remember
 
-MATRICES, BATCHES = "matrices", "batches"
-"""Kinds of products: of a matrix of weights with one matrix, and with several that lie behind each other."""
 FLAGS = "-fno-tree-dse -fno-dse"
 """Flags of GCC with which a build does not crash."""
 PLAIN = frozenset(
     "llama mistral3 qwen2 qwen2moe qwen3 qwen3moe gemma gemma2 gemma3 gpt-oss phi3 granite smollm3 cohere2 starcoder2 internlm2"
     " glm4 exaone4 ernie4_5 seed_oss nemotron".split()
 )
-"""Architectures whose weights are multiplied with matrices only, as llama.cpp's sources show."""
+"""Architectures whose weights are multiplied with matrices only, as the sources of the tested versions show."""
+TYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "F16")
+"""Types of weights that llama.cpp multiplies with this layout."""
 MEMO = "amx.json"
-_TRIAL = "headstart.engines.llama.amx_trial"
+_CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 _PATIENCE = 60.0
 """Seconds after which a trial is given up. It takes less than one."""
+_CRASHES = frozenset(
+    -getattr(signal, name) for name in ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT") if hasattr(signal, name)
+)
 _MOST = 64
-_found: dict[str, frozenset[str]] = {}
+_found: dict[str, bool] = {}
 """What this process has found out, by build."""
 
 
@@ -49,65 +55,101 @@ def built() -> bool:
     return b"AMX_INT8 = 1" in lib.llama_print_system_info()
 
 
-def extra_buffers(model: Path, state_dir: Path | None = None) -> bool:
+def extra_buffers(model: Path, state_dir: Path | None = None, *, anew: bool = False) -> bool:
     """Whether llama.cpp may lay the weights of a model out for the processor's instructions. Only its way for tiles has faults.
 
     Args:
         model: the file.
-        state_dir: see `works`.
+        state_dir, anew: see `works`.
     """
-    if not built():
-        return True
-    right = works(state_dir)
-    return BATCHES in right or (MATRICES in right and _architecture(model) in PLAIN)
+    return not built() or (ready().library.tested and architecture(model) in PLAIN and works(state_dir, anew=anew))
 
 
-def works(state_dir: Path | None = None) -> frozenset[str]:
-    """The kinds of products that were right in the trial of this build; empty if it is not for tiles.
+def used(extra: bool) -> bool:
+    """Whether weights that were laid out so (`extra`) are multiplied with tiles in this process. The kernel may refuse them."""
+    return extra and built() and layout(ready()) is not None
+
+
+def works(state_dir: Path | None = None, *, anew: bool = False) -> bool:
+    """Whether the trial of this build has computed with tiles what it should.
 
     Args:
         state_dir: folder that remembers the results of trials; None remembers them for this process.
+        anew: try again what an earlier process has found out.
     """
     if not built():
-        return frozenset()
+        return False
     library = ready().library
     # The kernel decides who may use tiles.
     key = blake3("\0".join((library.build, platform.release(), platform.version())).encode()).hexdigest()
     if key not in _found:
         known = recall(state_dir, MEMO)
-        text = known.get(key)
-        if not isinstance(text, str) and (text := _tried(library.file)) is not None:
-            remember(state_dir, MEMO, dict(list({**known, key: text}.items())[-_MOST:]))
-        _found[key] = frozenset((text or "").split())
+        found = None if anew else known.get(key)
+        if not isinstance(found, bool) and (found := tried(command(library.file))) is not None:
+            remember(state_dir, MEMO, dict(list({**known, key: found}.items())[-_MOST:]))
+        _found[key] = bool(found)
     return _found[key]
 
 
-def _tried(library: Path) -> str | None:
-    """What the trial wrote before it ended; None if it could not be done, which says nothing about the build."""
-    if not sys.executable:  # Python is part of another program
+def command(library: Path) -> list[str]:
+    """The trial of a library."""
+    return [sys.executable, "-m", "headstart.engines.llama.amx_trial", str(library)]
+
+
+def tried(trial: list[str]) -> bool | None:
+    """Whether a trial ends well. False if it computes wrongly or crashes; None if anything else ends it, which says nothing."""
+    if not sys.executable or getattr(sys, "frozen", False):  # Python is part of another program
         return None
-    command = [sys.executable, "-m", _TRIAL, str(library)]
     try:
         ended = subprocess.run(
-            command,
+            trial,
             env=child_environment(),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             timeout=_PATIENCE,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return ended.stdout.decode("utf-8", "replace")
+    if ended.returncode == RIGHT:
+        return True
+    return False if ended.returncode == WRONG or ended.returncode in _CRASHES else None
 
 
-def _architecture(model: Path) -> str | None:
-    """What the file says, without its weights and vocabulary; None if it cannot be read. Loading it says what is wrong."""
+RIGHT, WRONG = 0, 3
+"""Exit codes of a trial. Python itself ends with 1 or 2 if something else is the matter."""
+
+
+def layout(library: LoadedLibrary) -> int | None:
+    """The address of ggml's kind of buffer in which weights are laid out for tiles; None if it has none here."""
+    pointer, text = ctypes.c_void_p, ctypes.c_char_p
+    device = library.function("ggml_backend_dev_by_type", pointer, ctypes.c_int)(_CPU)
+    address = procedure(library, device, "ggml_backend_dev_get_extra_bufts")
+    if not address:
+        return None
+    kinds = ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(address)(device)
+    name, number = library.function("ggml_backend_buft_name", text, pointer), 0
+    while kind := kinds[number]:
+        if name(kind) == b"AMX":
+            return int(kind)
+        number += 1
+    return None
+
+
+def procedure(library: LoadedLibrary, device: Any, name: str) -> int | None:
+    """The address of a function that ggml's backend for this device has beside its interface."""
+    pointer = ctypes.c_void_p
+    registry = library.function("ggml_backend_dev_backend_reg", pointer, pointer)(device)
+    found = library.function("ggml_backend_reg_get_proc_address", pointer, pointer, ctypes.c_char_p)(registry, name.encode())
+    return None if found is None else int(found)
+
+
+def architecture(model: Path) -> str | None:
+    """What a file says, without its weights and vocabulary; None if it cannot be read. Loading it says what is wrong."""
     library, pointer = ready(), ctypes.c_void_p
-    file = library.function("gguf_init_from_file", pointer, ctypes.c_char_p, _GgufParams)(
-        os.fsencode(model), _GgufParams(True, None)
-    )
+    opened = library.function("gguf_init_from_file", pointer, ctypes.c_char_p, _GgufParams)
+    file = opened(os.fsencode(model), _GgufParams(True, None))
     if not file:
         return None
     try:

@@ -2,7 +2,7 @@
 
     python -m headstart.engines.llama.amx_trial LIBRARY
 
-It writes a word for each kind of product that is right.
+Its exit code is `amx.RIGHT` or `amx.WRONG`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headstart.engines.llama.amx import BATCHES, MATRICES
+from headstart.engines.llama.amx import RIGHT, WRONG, layout, procedure
 from headstart.engines.llama.binding import LoadedLibrary, ready
 
-INNER, OUT, TOKENS = 256, 256, 192
-"""Sizes of the matrices: several tiles for each thread."""
+INNER, OUT = 256, 256
+"""Sizes of the weights: several tiles for each thread."""
+TOKENS = (1, 17, 192)
+"""A decoding step, tiles that are not full, and full ones."""
+TYPES = {"F16": (1, 0.02), "Q4_0": (2, 0.2), "Q4_1": (3, 0.2), "Q8_0": (8, 0.02), "Q4_K": (12, 0.2), "Q6_K": (14, 0.05)}
+"""ggml's number of each type, and the greatest error, as a part of the greatest result: the weights are rounded."""
 THREADS = 4
 """Each has to configure the tiles for itself."""
-BLOCK = 32
-"""Values with one scale, in the type Q8_0."""
-_CPU, _F32, _Q8_0 = 0, 0, 8  # ggml's numbers
+_CPU, _F32 = 0, 0  # ggml's numbers
 _MEMORY = 1 << 20
 
 Array = npt.NDArray[Any]
@@ -38,85 +40,77 @@ class _InitParams(ctypes.Structure):
 
 
 class Trial:
-    """A product of Q8_0 weights in tiles with float32 tokens, by ggml."""
+    """Products of weights in tiles with float32 tokens, by ggml."""
 
     def __init__(self, library: LoadedLibrary) -> None:
         self._library = library
 
-    def product(self, weights: Array, tokens: Array) -> Array | None:
+    def product(self, kind: int, weights: Array, tokens: Array) -> Array | None:
         """`tokens @ weights.T`; None if ggml has no tiles here.
 
         Args:
-            weights: Q8_0 blocks as bytes, of (OUT, INNER) values.
-            tokens: float32 (batches, tokens, INNER).
+            kind: ggml's number of the type in which the weights are laid out.
+            weights: float32 (OUT, INNER).
+            tokens: float32 (tokens, INNER).
         """
-        device = self._call("ggml_backend_dev_by_type", ctypes.c_void_p, ctypes.c_int(_CPU))
-        if (tiles := self._tiles(device)) is None:
+        if (tiles := layout(self._library)) is None:
             return None
-        backend = self._call("ggml_backend_dev_init", ctypes.c_void_p, device, None)
-        self._call("ggml_backend_cpu_set_n_threads", None, ctypes.c_void_p(backend), ctypes.c_int(THREADS))
+        device = self._call("ggml_backend_dev_by_type", ctypes.c_void_p, ctypes.c_int(_CPU))
+        backend = ctypes.c_void_p(self._call("ggml_backend_dev_init", ctypes.c_void_p, device, None))
+        if address := procedure(self._library, device, "ggml_backend_set_n_threads"):
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(address)(backend, THREADS)
         left, right = self._context(), self._context()
-        weight = self._tensor(left, _Q8_0, INNER, OUT, 1)
+        weight = self._tensor(left, kind, INNER, OUT)
         self._call("ggml_backend_alloc_ctx_tensors_from_buft", ctypes.c_void_p, left, tiles)
-        token = self._tensor(right, _F32, *tokens.shape[::-1])
+        token = self._tensor(right, _F32, INNER, len(tokens))
         result = ctypes.c_void_p(self._call("ggml_mul_mat", ctypes.c_void_p, right, weight, token))
         graph = ctypes.c_void_p(self._call("ggml_new_graph", ctypes.c_void_p, right))
         self._call("ggml_build_forward_expand", None, graph, result)
-        self._call("ggml_backend_alloc_ctx_tensors", ctypes.c_void_p, right, ctypes.c_void_p(backend))
-        for tensor, data in ((weight, weights), (token, tokens)):
-            pointer = data.ctypes.data_as(ctypes.c_void_p)
-            self._call("ggml_backend_tensor_set", None, tensor, pointer, ctypes.c_size_t(0), ctypes.c_size_t(data.nbytes))
-        if self._call("ggml_backend_graph_compute", ctypes.c_int, ctypes.c_void_p(backend), graph):
+        self._call("ggml_backend_alloc_ctx_tensors", ctypes.c_void_p, right, backend)
+        for tensor, data in ((weight, self._laid_out(kind, weights)), (token, tokens)):
+            self._call("ggml_backend_tensor_set", None, tensor, *_bytes(data))
+        if self._call("ggml_backend_graph_compute", ctypes.c_int, backend, graph):
             return None
-        out = np.empty((*tokens.shape[:2], OUT), np.float32)
-        pointer = out.ctypes.data_as(ctypes.c_void_p)
-        self._call("ggml_backend_tensor_get", None, result, pointer, ctypes.c_size_t(0), ctypes.c_size_t(out.nbytes))
+        out = np.empty((len(tokens), OUT), np.float32)
+        self._call("ggml_backend_tensor_get", None, result, *_bytes(out))
         return out
 
-    def _tiles(self, device: int) -> ctypes.c_void_p | None:
-        """The kind of buffer in which weights are laid out for tiles."""
-        registry = self._call("ggml_backend_dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p(device))
-        name = ctypes.c_char_p(b"ggml_backend_dev_get_extra_bufts")
-        address = self._call("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p(registry), name)
-        if not address:
-            return None
-        kinds = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)(device)
-        number = 0
-        while kind := kinds[number]:
-            if self._call("ggml_backend_buft_name", ctypes.c_char_p, ctypes.c_void_p(kind)) == b"AMX":
-                return ctypes.c_void_p(kind)
-            number += 1
-        return None
+    def _laid_out(self, kind: int, weights: Array) -> Array:
+        """The weights as a file has them."""
+        rows, row = len(weights), self._call("ggml_row_size", ctypes.c_size_t, ctypes.c_int(kind), ctypes.c_int64(INNER))
+        out = np.empty(rows * row, np.uint8)
+        sizes = (ctypes.c_int64(0), ctypes.c_int64(rows), ctypes.c_int64(INNER))
+        self._call("ggml_quantize_chunk", ctypes.c_size_t, ctypes.c_int(kind), _bytes(weights)[0], _bytes(out)[0], *sizes, None)
+        return out
 
     def _context(self) -> ctypes.c_void_p:
         return ctypes.c_void_p(self._call("ggml_init", ctypes.c_void_p, _InitParams(_MEMORY, None, True)))
 
     def _tensor(self, context: ctypes.c_void_p, kind: int, *shape: int) -> ctypes.c_void_p:
         sizes = map(ctypes.c_int64, shape)
-        return ctypes.c_void_p(self._call("ggml_new_tensor_3d", ctypes.c_void_p, context, ctypes.c_int(kind), *sizes))
+        return ctypes.c_void_p(self._call("ggml_new_tensor_2d", ctypes.c_void_p, context, ctypes.c_int(kind), *sizes))
 
     def _call(self, name: str, returns: Any, *arguments: Any) -> Any:
         kinds = (ctypes.c_void_p if one is None or isinstance(one, int) else type(one) for one in arguments)
         return self._library.function(name, returns, *kinds)(*arguments)
 
 
-def quantized(values: Array) -> tuple[Array, Array]:
-    """Values of float32 as Q8_0 blocks, and what these blocks mean."""
-    blocks = values.reshape(-1, BLOCK)
-    scales = (np.abs(blocks).max(axis=1, keepdims=True) / 127).astype(np.float16)
-    small = np.rint(blocks / scales.astype(np.float32)).astype(np.int8)
-    meant = small.astype(np.float32) * scales.astype(np.float32)
-    return np.concatenate([scales.view(np.uint8), small.view(np.uint8)], axis=1), meant.reshape(values.shape)
+def _bytes(data: Array) -> tuple[ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]:
+    """Address, offset and size of an array."""
+    return data.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(0), ctypes.c_size_t(data.nbytes)
 
 
-def right(library: LoadedLibrary, batches: int) -> bool:
-    """Whether a product is what it should be. ggml rounds the tokens to eight bits."""
+def right(trial: Trial) -> bool:
+    """Whether all products are what they should be."""
     dice = np.random.default_rng(0)
-    blocks, weights = quantized(dice.standard_normal((OUT, INNER), np.float32))
-    tokens = dice.standard_normal((batches, TOKENS // batches, INNER), np.float32)
-    found = Trial(library).product(blocks, tokens)
-    expected = tokens @ weights.T
-    return found is not None and float(np.abs(found - expected).max()) < 0.02 * float(np.abs(expected).max())
+    weights = dice.standard_normal((OUT, INNER), np.float32)
+    for kind, most in TYPES.values():
+        for count in TOKENS:
+            tokens = dice.standard_normal((count, INNER), np.float32)
+            found, expected = trial.product(kind, weights, tokens), tokens @ weights.T
+            if found is None or not np.abs(found - expected).max() < most * np.abs(expected).max():
+                return False
+    return True
 
 
 def main() -> None:
@@ -124,10 +118,7 @@ def main() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an answer here
-    library = ready(Path(sys.argv[1]))
-    for kind, batches in ((MATRICES, 1), (BATCHES, 3)):
-        if right(library, batches):
-            print(kind, flush=True)
+    sys.exit(RIGHT if right(Trial(ready(Path(sys.argv[1])))) else WRONG)
 
 
 if __name__ == "__main__":

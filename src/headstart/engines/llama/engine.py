@@ -110,7 +110,9 @@ class LlamaEngine(Engine):
         weights = b"".join(digests(files, state_dir, lambda part: report(_READ * part)))
         adapter = digest(options.lora, state_dir) if options.lora is not None else None
         placed = place(path, files, options)
-        extra = amx.extra_buffers(path, state_dir)
+        # What is multiplied on a GPU needs no layout for the processor.
+        extra = not amx.built() if placed.layers else amx.extra_buffers(path, state_dir, anew=anew)
+        tiles = amx.used(extra)
         model = llama_load.open_model(
             path, placed.layers, lambda part: report(_READ + (_LOADED - _READ) * part), extra_buffers=extra
         )
@@ -133,7 +135,7 @@ class LlamaEngine(Engine):
             engine = cls(model, context, ctx=chosen.ctx, slots=chosen.slots)
             engine.host = host
             identity = llama_identity.identity(
-                *(model, options, weights, adapter), gpu_layers=placed.layers, ctx=chosen.ctx, extra_buffers=extra
+                *(model, options, weights, adapter), gpu_layers=placed.layers, ctx=chosen.ctx, extra_buffers=extra, tiles=tiles
             )
             # Proofs use two slots and a part of the context; `Proven` sees to more slots. All of it depends on the free memory.
             sizes = {"ctx": min(chosen.ctx, most_tokens(engine.shape.batch)), "slots": min(chosen.slots, 2), "threads": threads}
@@ -156,7 +158,8 @@ class LlamaEngine(Engine):
             two_kernels = options.kv_type == "f16" and not engine.traits.decode_is_prefill and not identity["devices"]
             # Blocks are full tiles, so a canonical block is never padded.
             if two_kernels and engine.traits.sliceable and engine.traits.block_size % TILE == 0:
-                engine._padding = Padding.estimated(llama_identity.work(model), identity["system"], threads, amx=extra)
+                work, cheap = llama_identity.work(model), tiles and llama_identity.suits_tiles(model)
+                engine._padding = Padding.estimated(work, identity["system"], threads, amx=cheap)
             undo.pop_all()
         engine.fingerprint = llama_identity.digest_of({**identity, "grid": engine.traits.block_size})
         engine.identity = {name: str(value) for name, value in {**identity, "block_size": engine.traits.block_size}.items()}
@@ -172,7 +175,7 @@ class LlamaEngine(Engine):
             gpu_plan=list(placed.table) or None,
             live_bytes=chosen.slots * host.size(chosen.ctx),
             proof_seconds=round(seconds, 3),
-            amx=extra if amx.built() else None,
+            amx=tiles if amx.built() else None,
         )
         report(1.0)
         return engine

@@ -13,6 +13,7 @@ from typing import Any
 from blake3 import blake3
 
 from headstart.engines import proof
+from headstart.engines.llama import amx
 from headstart.engines.llama import devices as llama_devices
 from headstart.engines.llama.binding import lib, ready
 from headstart.engines.llama.library import BINDING
@@ -34,6 +35,15 @@ def metadata(model: Any, key: str) -> str | None:
     buffer = ctypes.create_string_buffer(1024)
     count = lib.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
     return buffer.value.decode("utf-8", "replace") if count >= 0 else None
+
+
+def suits_tiles(model: Any) -> bool:
+    """Whether nearly all weights of a model can be multiplied with tiles (`amx`). Those of experts cannot."""
+    kind, experts = (
+        quantization(describe(model)) or "",
+        metadata(model, f"{metadata(model, 'general.architecture')}.expert_count"),
+    )
+    return kind.startswith(amx.TYPES) and experts in (None, "0")
 
 
 def describe(model: Any) -> str:
@@ -86,6 +96,7 @@ def identity(
     gpu_layers: int,
     ctx: int,
     extra_buffers: bool,
+    tiles: bool,
 ) -> dict[str, Any]:
     """Everything that changes the bits of KV, except the block size. Threads and slots do not change prefill's bits."""
     architecture = metadata(model, "general.architecture")
@@ -99,6 +110,7 @@ def identity(
         # llama.cpp calls exp, tanh and others of the system's library.
         "libc": " ".join(platform.libc_ver()).strip() or platform.mac_ver()[0],
         "extra_buffers": extra_buffers,
+        **({"tiles": True} if tiles else {}),  # the same build has none where the kernel refuses them
         "devices": devices(),  # even with no layer on a GPU: llama.cpp may still compute large batches there
         "gpu_layers": gpu_layers,
         "kv_type": options.kv_type,
