@@ -209,7 +209,7 @@ def engine_build(engine: Engine | None = None) -> Iterator[tuple[str, str]]:
 
 
 def _amx(engine: Engine | None, *, tested: bool, works: bool, version: str) -> str:
-    """Whether the processor's tiles are used, and how to build a llama.cpp that can use them."""
+    """Whether AMX is used, and how to build a llama.cpp that can use it."""
     from headstart.engines.llama.amx import FLAGS
 
     if engine is not None and engine.facts.details.get("amx"):

@@ -39,7 +39,7 @@ class RunningJobs:
         observe: called with every finished choice.
 
     Attributes:
-        jobs: they, in the order in which they began. The scheduler adds to it.
+        jobs: in the order in which they began. The scheduler adds to the list.
         worked: when a request or a returned turn ended last.
     """
 

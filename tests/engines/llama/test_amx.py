@@ -1,4 +1,4 @@
-"""Whether llama.cpp may multiply with the processor's tiles: a trial in a process of its own, with this machine's build."""
+"""Whether llama.cpp may multiply with AMX: a trial in a process of its own, with this machine's build."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def script(text: str) -> list[str]:
 
 
 def test_the_trial_of_this_build(tmp_path: Path) -> None:
-    """Whatever this machine is, the trial has a result; without tiles it is that nothing was right."""
+    """Whatever this machine is, the trial has a result; without AMX it is that nothing was right."""
     found = amx.tried(amx.command(ready().library.file))
     assert found is not None
     assert found <= amx.built()
@@ -115,7 +115,7 @@ def test_which_models_are_laid_out(
     assert not amx.extra_buffers(tmp_path / "no model")
 
 
-def test_a_build_without_tiles_needs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_without_amx_needs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amx, "built", lambda: False)
     monkeypatch.setattr(amx, "tried", lambda trial: pytest.fail("it was tried"))
     assert not amx.works(tmp_path)
@@ -142,8 +142,8 @@ def test_the_trial_sees_wrong_products(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not amx_trial.right(Wrong(ready()))
 
 
-def test_a_model_says_whether_tiles_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel may refuse them to one process, so what is computed is of another fingerprint."""
+def test_a_model_says_whether_amx_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may refuse it to one process, so what is computed is of another fingerprint."""
     path = tiny.write(tmp_path / "model.gguf", layers=1)
 
     def load() -> LlamaEngine:
@@ -152,7 +152,7 @@ def test_a_model_says_whether_tiles_are_used(tmp_path: Path, monkeypatch: pytest
     engine = load()
     used = engine.facts.details["amx"]
     assert used == (amx.extra_buffers(path) if amx.built() else None)
-    assert ("tiles" in engine.identity) is (used is True)
+    assert ("amx" in engine.identity) is (used is True)
     engine.close()
     monkeypatch.setattr(amx, "layout", lambda library: None)
     other = load()
@@ -166,7 +166,7 @@ def test_whose_weights_are_cheap(monkeypatch: pytest.MonkeyPatch, kind: str, exp
     monkeypatch.setattr(llama_identity, "describe", lambda model: "")
     monkeypatch.setattr(llama_identity, "quantization", lambda description: kind)
     monkeypatch.setattr(llama_identity, "metadata", lambda model, key: experts if key.endswith("expert_count") else "llama")
-    assert llama_identity.suits_tiles(None) is suits
+    assert llama_identity.suits_amx(None) is suits
 
 
 def test_what_doctor_says() -> None:

@@ -17,7 +17,7 @@ from headstart.engines.llama.batch import Batch
 from headstart.engines.llama.binding import lib
 from headstart.engines.llama.identity import devices, work
 from headstart.engines.llama.load import open_model
-from headstart.engines.llama.padding import NO_PADDING, PROCESSORS, TILE, TILES, Padding, Work, processor, tiles
+from headstart.engines.llama.padding import AMX_USED, NO_PADDING, PROCESSORS, TILE, Padding, Work, processor, tiles
 from headstart.errors import EngineError
 from headstart.interfaces.engine import KVSegment, Span, Step
 from headstart.interfaces.sampling import GREEDY
@@ -27,7 +27,7 @@ SMOLLM = Work(weights=134_515_008 - 49_152 * 576, layers=30, heads=9, key=64, va
 AVX2, OTHER = "CPU : AVX2 = 1 | F16C = 1 | ", "CPU : NEON = 1 | "
 AVX512 = AVX2 + "AVX512 = 1 | AVX512_VNNI = 1 | "
 AMX = AVX512 + "AMX_INT8 = 1 | "
-TILED = AMX + f"{TILES} = 1 | "
+WITH_AMX = AMX + f"{AMX_USED} = 1 | "
 """What builds of llama.cpp say of themselves. The last feature is headstart's own."""
 
 
@@ -51,7 +51,11 @@ WORKS = st.builds(
 
 
 @given(
-    WORKS, st.sampled_from([TILED, AMX, AVX512, AVX2, OTHER]), st.integers(1, 200), st.integers(0, 10**6), st.integers(1, 600)
+    WORKS,
+    st.sampled_from([WITH_AMX, AMX, AVX512, AVX2, OTHER]),
+    st.integers(1, 200),
+    st.integers(0, 10**6),
+    st.integers(1, 600),
 )
 def test_it_fills_a_tile_or_does_nothing(work: Work, system: str, threads: int, start: int, n: int) -> None:
     padding = Padding.estimated(work, system, threads)
@@ -66,7 +70,7 @@ def test_it_fills_a_tile_or_does_nothing(work: Work, system: str, threads: int, 
 @pytest.mark.parametrize(
     ("system", "name"),
     [
-        (TILED, "AMX with tiles"),
+        (WITH_AMX, "AMX, used"),
         (AMX, "AMX"),
         (AVX512, "AVX-512"),
         (AVX2, "AVX2"),
@@ -78,8 +82,8 @@ def test_the_class_is_what_the_build_says_of_itself(system: str, name: str) -> N
     assert processor(system).name == name
 
 
-def test_only_where_tiles_are_used_weights_cost_less() -> None:
-    assert processor(AMX, amx=True) == processor(TILED)
+def test_only_where_amx_is_used_weights_cost_less() -> None:
+    assert processor(AMX, amx=True) == processor(WITH_AMX)
     assert processor(AVX512, amx=True) == processor(AVX512)
 
 
@@ -107,7 +111,7 @@ def test_tiles_are_those_that_ggml_computes(heads: int, threads: int) -> None:
 CALLS = (8, 16, 32, 48, 63)
 MEASURED = {
     # Behind so many tokens: what calls of so many tokens took, and a tile (docs/benchmarks.md; two threads).
-    TILED: {
+    WITH_AMX: {
         512: ((59.5, 113.5, 222.4, 332.3, 430.3), 95.1),
         2048: ((201.6, 399.7, 787.2, 1151.5, 1610.1), 241.3),
         7000: ((691.1, 1383.9, 2546.4, 3935.1, 5214.4), 721.9),
@@ -139,8 +143,8 @@ def test_it_reckons_with_what_was_measured(system: str) -> None:
 @pytest.mark.parametrize(
     ("system", "threads", "fewest"),
     [
-        (TILED, 2, (60, 20, 13, 11, 10)),
-        (TILED, 16, (64, 46, 41, 40, 39)),
+        (WITH_AMX, 2, (60, 20, 13, 11, 10)),
+        (WITH_AMX, 16, (64, 46, 41, 40, 39)),
         (AMX, 2, (64, 29, 16, 12, 11)),
         (AMX, 16, (64, 50, 43, 41, 40)),
         (AVX512, 1, (64, 58, 45, 38, 34)),

@@ -1,12 +1,12 @@
-"""AMX: whether llama.cpp multiplies weights with this processor's tiles (Intel's Advanced Matrix Extensions).
+"""AMX: whether llama.cpp multiplies weights with Intel's Advanced Matrix Extensions.
 
-A llama.cpp that was built for such a processor lays weights out for tiles when it loads them, and then computes prompts up to
+A llama.cpp that was built for such a processor lays weights out for AMX when it loads them, and then computes prompts up to
 2.5 times as fast (docs/benchmarks.md). Two faults of llama.cpp (as of 0.5.0) stand in the way:
 
-* Most builds crash: compilers drop stores to the tile configuration, because GCC's own header says that only its first bytes
+* Most builds crash: compilers drop stores to AMX's configuration, because GCC's own header says that only its first bytes
   are read (llama.cpp's issue 20824). `FLAGS` keep the stores.
 * Products with a third dimension are wrong, and are written beyond their memory. Models with state have such products, and
-  some others. So tiles are used with `PLAIN` models only, and with libraries whose sources were looked at.
+  some others. So AMX is used with `PLAIN` models only, and with libraries whose sources were looked at.
 
 Nothing in a library tells good builds from others. So a process of its own (`amx_trial`) multiplies, and the result is
 remembered.
@@ -51,12 +51,12 @@ _found: dict[str, bool] = {}
 
 
 def built() -> bool:
-    """Whether this build would lay weights out for tiles."""
+    """Whether this build would lay weights out for AMX."""
     return b"AMX_INT8 = 1" in lib.llama_print_system_info()
 
 
 def extra_buffers(model: Path, state_dir: Path | None = None, *, anew: bool = False) -> bool:
-    """Whether llama.cpp may lay the weights of a model out for the processor's instructions. Only its way for tiles has faults.
+    """Whether llama.cpp may lay the weights of a model out for the processor's instructions. Only its way for AMX has faults.
 
     Args:
         model: the file.
@@ -66,12 +66,12 @@ def extra_buffers(model: Path, state_dir: Path | None = None, *, anew: bool = Fa
 
 
 def used(extra: bool) -> bool:
-    """Whether weights that were laid out so (`extra`) are multiplied with tiles in this process. The kernel may refuse them."""
+    """Whether weights that were laid out so (`extra`) are multiplied with AMX in this process. The kernel may refuse it."""
     return extra and built() and layout(ready()) is not None
 
 
 def works(state_dir: Path | None = None, *, anew: bool = False) -> bool:
-    """Whether the trial of this build has computed with tiles what it should.
+    """Whether the trial of this build has computed with AMX what it should.
 
     Args:
         state_dir: folder that remembers the results of trials; None remembers them for this process.
@@ -80,7 +80,7 @@ def works(state_dir: Path | None = None, *, anew: bool = False) -> bool:
     if not built():
         return False
     library = ready().library
-    # The kernel decides who may use tiles.
+    # The kernel decides who may use AMX.
     key = blake3("\0".join((library.build, platform.release(), platform.version())).encode()).hexdigest()
     if key not in _found:
         known = recall(state_dir, MEMO)
@@ -122,7 +122,7 @@ RIGHT, WRONG = 0, 3
 
 
 def layout(library: LoadedLibrary) -> int | None:
-    """The address of ggml's kind of buffer in which weights are laid out for tiles; None if it has none here."""
+    """The address of ggml's kind of buffer in which weights are laid out for AMX; None if it has none here."""
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
     device = library.function("ggml_backend_dev_by_type", pointer, ctypes.c_int)(_CPU)
     address = procedure(library, device, "ggml_backend_dev_get_extra_bufts")

@@ -1,4 +1,4 @@
-"""AMX trial: a process that multiplies weights with tiles, as llama.cpp does (`amx`). It may crash.
+"""AMX trial: a process that multiplies weights with AMX, as llama.cpp does (`amx`). It may crash.
 
     python -m headstart.engines.llama.amx_trial LIBRARY
 
@@ -20,13 +20,13 @@ from headstart.engines.llama.amx import RIGHT, WRONG, layout, procedure
 from headstart.engines.llama.binding import LoadedLibrary, ready
 
 INNER, OUT = 256, 256
-"""Sizes of the weights: several tiles for each thread."""
+"""Sizes of the weights: enough for each thread."""
 TOKENS = (1, 17, 192)
-"""A decoding step, tiles that are not full, and full ones."""
+"""A decoding step, a call that fills none of the processor's registers, and one that fills many."""
 TYPES = {"F16": (1, 0.02), "Q4_0": (2, 0.2), "Q4_1": (3, 0.2), "Q8_0": (8, 0.02), "Q4_K": (12, 0.2), "Q6_K": (14, 0.05)}
 """ggml's number of each type, and the greatest error, as a part of the greatest result: the weights are rounded."""
 THREADS = 4
-"""Each has to configure the tiles for itself."""
+"""Each has to configure AMX for itself."""
 _CPU, _F32 = 0, 0  # ggml's numbers
 _MEMORY = 1 << 20
 
@@ -40,20 +40,20 @@ class _InitParams(ctypes.Structure):
 
 
 class Trial:
-    """Products of weights in tiles with float32 tokens, by ggml."""
+    """Products of weights that are laid out for AMX with float32 tokens, by ggml."""
 
     def __init__(self, library: LoadedLibrary) -> None:
         self._library = library
 
     def product(self, kind: int, weights: Array, tokens: Array) -> Array | None:
-        """`tokens @ weights.T`; None if ggml has no tiles here.
+        """`tokens @ weights.T`; None if ggml does not offer AMX here.
 
         Args:
             kind: ggml's number of the type in which the weights are laid out.
             weights: float32 (OUT, INNER).
             tokens: float32 (tokens, INNER).
         """
-        if (tiles := layout(self._library)) is None:
+        if (place := layout(self._library)) is None:
             return None
         device = self._call("ggml_backend_dev_by_type", ctypes.c_void_p, ctypes.c_int(_CPU))
         backend = ctypes.c_void_p(self._call("ggml_backend_dev_init", ctypes.c_void_p, device, None))
@@ -61,7 +61,7 @@ class Trial:
             ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(address)(backend, THREADS)
         left, right = self._context(), self._context()
         weight = self._tensor(left, kind, INNER, OUT)
-        self._call("ggml_backend_alloc_ctx_tensors_from_buft", ctypes.c_void_p, left, tiles)
+        self._call("ggml_backend_alloc_ctx_tensors_from_buft", ctypes.c_void_p, left, place)
         token = self._tensor(right, _F32, INNER, len(tokens))
         result = ctypes.c_void_p(self._call("ggml_mul_mat", ctypes.c_void_p, right, weight, token))
         graph = ctypes.c_void_p(self._call("ggml_new_graph", ctypes.c_void_p, right))

@@ -112,7 +112,7 @@ class LlamaEngine(Engine):
         placed = place(path, files, options)
         # What is multiplied on a GPU needs no layout for the processor.
         extra = not amx.built() if placed.layers else amx.extra_buffers(path, state_dir, anew=anew)
-        tiles = amx.used(extra)
+        uses_amx = amx.used(extra)
         model = llama_load.open_model(
             path, placed.layers, lambda part: report(_READ + (_LOADED - _READ) * part), extra_buffers=extra
         )
@@ -135,7 +135,11 @@ class LlamaEngine(Engine):
             engine = cls(model, context, ctx=chosen.ctx, slots=chosen.slots)
             engine.host = host
             identity = llama_identity.identity(
-                *(model, options, weights, adapter), gpu_layers=placed.layers, ctx=chosen.ctx, extra_buffers=extra, tiles=tiles
+                *(model, options, weights, adapter),
+                gpu_layers=placed.layers,
+                ctx=chosen.ctx,
+                extra_buffers=extra,
+                amx_used=uses_amx,
             )
             # Proofs use two slots and a part of the context; `Proven` sees to more slots. All of it depends on the free memory.
             sizes = {"ctx": min(chosen.ctx, most_tokens(engine.shape.batch)), "slots": min(chosen.slots, 2), "threads": threads}
@@ -158,7 +162,7 @@ class LlamaEngine(Engine):
             two_kernels = options.kv_type == "f16" and not engine.traits.decode_is_prefill and not identity["devices"]
             # Blocks are full tiles, so a canonical block is never padded.
             if two_kernels and engine.traits.sliceable and engine.traits.block_size % TILE == 0:
-                work, cheap = llama_identity.work(model), tiles and llama_identity.suits_tiles(model)
+                work, cheap = llama_identity.work(model), uses_amx and llama_identity.suits_amx(model)
                 engine._padding = Padding.estimated(work, identity["system"], threads, amx=cheap)
             undo.pop_all()
         engine.fingerprint = llama_identity.digest_of({**identity, "grid": engine.traits.block_size})
@@ -175,7 +179,7 @@ class LlamaEngine(Engine):
             gpu_plan=list(placed.table) or None,
             live_bytes=chosen.slots * host.size(chosen.ctx),
             proof_seconds=round(seconds, 3),
-            amx=tiles if amx.built() else None,
+            amx=uses_amx if amx.built() else None,
         )
         report(1.0)
         return engine

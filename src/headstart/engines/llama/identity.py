@@ -37,8 +37,8 @@ def metadata(model: Any, key: str) -> str | None:
     return buffer.value.decode("utf-8", "replace") if count >= 0 else None
 
 
-def suits_tiles(model: Any) -> bool:
-    """Whether nearly all weights of a model can be multiplied with tiles (`amx`). Those of experts cannot."""
+def suits_amx(model: Any) -> bool:
+    """Whether nearly all weights of a model can be multiplied with AMX (`amx`). Those of experts cannot."""
     kind, experts = (
         quantization(describe(model)) or "",
         metadata(model, f"{metadata(model, 'general.architecture')}.expert_count"),
@@ -96,7 +96,7 @@ def identity(
     gpu_layers: int,
     ctx: int,
     extra_buffers: bool,
-    tiles: bool,
+    amx_used: bool,
 ) -> dict[str, Any]:
     """Everything that changes the bits of KV, except the block size. Threads and slots do not change prefill's bits."""
     architecture = metadata(model, "general.architecture")
@@ -110,7 +110,7 @@ def identity(
         # llama.cpp calls exp, tanh and others of the system's library.
         "libc": " ".join(platform.libc_ver()).strip() or platform.mac_ver()[0],
         "extra_buffers": extra_buffers,
-        **({"tiles": True} if tiles else {}),  # the same build has none where the kernel refuses them
+        **({"amx": True} if amx_used else {}),  # the same build cannot use it where the kernel refuses it
         "devices": devices(),  # even with no layer on a GPU: llama.cpp may still compute large batches there
         "gpu_layers": gpu_layers,
         "kv_type": options.kv_type,

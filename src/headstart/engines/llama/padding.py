@@ -44,7 +44,7 @@ class Processor:
 
     Attributes:
         name: of the class.
-        features: that `llama_print_system_info` shows if llama.cpp was built for this class, and `TILES`.
+        features: that `llama_print_system_info` shows if llama.cpp was built for this class, and `AMX_USED`.
         weight: for a token and a weight.
         alone: for a query and a cell, token by token.
         element: for each element of a key or value, in addition.
@@ -68,11 +68,11 @@ class Processor:
         return self.alone + self.element * (key + value - left) + self.leftover * left
 
 
-TILES = "AMX_TILES"
+AMX_USED = "AMX_USED"
 """A feature that `llama_print_system_info` does not show: weights are multiplied with AMX (`amx`)."""
 PROCESSORS = (
-    # Q4_1 takes 0.013 with tiles, other types up to 0.023: nothing may lose.
-    Processor("AMX with tiles", frozenset({"AMX_INT8", TILES}), 0.02, 8.0, 0.095, 1.0, (64, 128), 2.6),
+    # Q4_1 takes 0.013 with AMX, other types up to 0.023: nothing may lose.
+    Processor("AMX, used", frozenset({"AMX_INT8", AMX_USED}), 0.02, 8.0, 0.095, 1.0, (64, 128), 2.6),
     # Built for AMX means built for AVX512-FP16 too, where values are added up in steps of 128 elements, or one by one.
     Processor("AMX", frozenset({"AMX_INT8"}), 0.046, 8.0, 0.095, 1.0, (64, 128), 2.6),
     Processor("AVX-512", frozenset({"AVX512"}), 0.06, 8.0, 0.095, 1.0, (64, 64), 3.9),
@@ -85,7 +85,7 @@ PROCESSORS = (
 
 def processor(system: str, *, amx: bool = False) -> Processor:
     """The class that llama.cpp was built for, according to `llama_print_system_info`. `amx`: whether it may use AMX."""
-    features = {*re.findall(r"(\w+) = 1\b", system), *([TILES] if amx else [])}
+    features = {*re.findall(r"(\w+) = 1\b", system), *([AMX_USED] if amx else [])}
     return next(row for row in PROCESSORS if row.features <= features)
 
 
