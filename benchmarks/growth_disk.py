@@ -18,13 +18,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.growth_rows import Row, row_of, taken
 from benchmarks.servers import demo_model
@@ -51,7 +52,10 @@ FINGERPRINT = sha256(b"growth").digest()
 WRITTEN = 3
 """Blocks of a write: about 4 MiB."""
 ROUNDS = 200
+PARTS, PART = 12, 50
+"""Parts of a reply whose time is measured, and tokens of each."""
 
+Array = npt.NDArray[np.floating]
 Samples = list[float]
 """Seconds, one a call."""
 
@@ -217,61 +221,95 @@ def _first_reply(folder: Path, number: int) -> float:
     engine.fingerprint = FINGERPRINT
     begun = time.perf_counter()
     with Runtime(lambda: engine, Settings(memory_budget=1 << 26, cache_dir=folder, disk_budget=1 << 62)) as runtime:
-        _reply(runtime, f"{number} {time.time()} and so on", 8)
+        for _ in _reply(runtime, f"{number} {time.time()} and so on", 8):
+            pass
         return time.perf_counter() - begun
 
 
-def _reply(runtime: Runtime, text: str, tokens: int) -> float:
-    """Seconds from the first to the last token of a reply."""
+def _reply(runtime: Runtime, text: str, tokens: int) -> Iterator[tuple[int, float]]:
+    """For each event of a reply: its tokens so far, and the time in seconds."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     params = GenerationParams(GREEDY, max_tokens=tokens, ignore_eos=True)
     runtime.submit(Request(runtime.text_prompt(text), params), events.put)
-    first = 0.0
     while not isinstance(event := events.get(timeout=600), Finished):
         if isinstance(event, Failed):
             raise event.error
-        first = first or time.perf_counter() * isinstance(event, Delta)
-    return time.perf_counter() - first
+        if isinstance(event, Delta):
+            yield event.tokens, time.perf_counter()
 
 
-def decode(entries: int, pauses: Sequence[float], rounds: int, tokens: int = 1000) -> dict[float, list[float]]:
-    """Speed of a reply of the bundled model beside another thread that evicts and adds rows for 4 MiB every `pause` seconds,
-    divided by its speed without, in the same round. Needs a quiet machine.
+class Eviction:
+    """A thread that evicts rows for 4 MiB and adds others, whenever it has been on for `pause` seconds (infinity: never)."""
 
-    A pause of infinity evicts nothing: its ratios are the noise. For 4 MiB of KV the bundled model computes 182 tokens.
+    def __init__(self, folder: Path, pause: float) -> None:
+        self._folder, self._pause = folder, pause
+        self._switched = threading.Condition()
+        self._on = self._ended = False
+        self._thread = threading.Thread(target=self._work)
+
+    def switch(self, on: bool) -> None:
+        with self._switched:
+            self._on = on
+            self._switched.notify()
+
+    def __enter__(self) -> Eviction:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        self.switch(False)
+        self._thread.join()
+
+    def _work(self) -> None:
+        left = self._pause
+        with closing(Disk(self._folder, 1 << 62)) as disk:
+            while not self._ended:
+                with self._switched:
+                    on, begun = self._on, time.monotonic()
+                    switched = self._switched.wait(left if on and left < threading.TIMEOUT_MAX else None)
+                left -= (time.monotonic() - begun) * on
+                if not switched:
+                    disk.catalog.remove([row.label.key for row in disk.catalog.victims((), WRITTEN * BLOCK)])
+                    disk.catalog.add([(label(next(_NEW)), BLOCK) for _ in range(WRITTEN)])
+                    left = self._pause
+
+
+def decode(entries: int, pauses: Sequence[float], rounds: int) -> dict[float, list[float]]:
+    """How fast the bundled model replies beside another thread that evicts and adds rows for 4 MiB every `pause` seconds,
+    divided by how fast it replies without. Needs a quiet machine.
+
+    A round is two replies. Eviction is on in every other part of the first, and in the others of the second: so it is on and
+    off at the same depths, and in turn. A pause of infinity evicts nothing: its ratios are the noise. For 4 MiB of KV the
+    bundled model computes 182 tokens.
+
+    Returns:
+        For each pause, a ratio a round.
     """
-    folder, ratios = filled(entries), {pause: list[float]() for pause in (math.inf, *pauses)}
-    settings = Settings(str(demo_model()), ctx=2048, slots=1, memory_budget=1 << 28, cache_dir=None)
+    ratios = {pause: list[float]() for pause in (math.inf, *pauses)}
+    tokens = (PARTS + 1) * PART
+    settings = Settings(str(demo_model()), ctx=tokens + 100, slots=1, memory_budget=1 << 28, cache_dir=None)
     with Runtime(lambda: LlamaEngine.load(settings.engine_options()), settings) as runtime:
-        _reply(runtime, "warm", tokens)
         for number in range(rounds):
-            taken, order = {}, [None, *ratios]
-            for pause in order[number % len(order) :] + order[: number % len(order)]:
-                with nullcontext() if pause is None else _evicting_beside(folder, pause):
-                    taken[pause] = _reply(runtime, f"Tell me {number} things.", tokens)
             for pause, found in ratios.items():
-                found.append(taken[None] / taken[pause])
-            print(f"round {number + 1} of {rounds}:", *(f"{found[-1]:.2f}" for found in ratios.values()), file=sys.stderr)
+                took = np.zeros((2, PARTS))
+                with Eviction(filled(entries), pause) as eviction:
+                    for reply in range(2):
+                        borders = list[float]()
+                        for done, now in _reply(runtime, f"Tell me {number} things.", tokens + 1):
+                            # The first part is not counted: the prompt is in it.
+                            if done > (len(borders) + 1) * PART:
+                                eviction.switch((len(borders) + reply) % 2 == 1 and len(borders) < PARTS)
+                                borders.append(now)
+                        took[reply] = np.diff(borders)
+                found.append(_alternate(took, 0) / _alternate(took, 1))
+            print(f"round {number + 1} of {rounds}:", *(f"{found[-1]:.3f}" for found in ratios.values()), file=sys.stderr)
     return ratios
 
 
-@contextmanager
-def _evicting_beside(folder: Path, pause: float) -> Iterator[None]:
-    end = threading.Event()
-
-    def work() -> None:
-        with closing(Disk(folder, 1 << 62)) as disk:
-            while not end.wait(min(pause, threading.TIMEOUT_MAX)):
-                disk.catalog.remove([row.label.key for row in disk.catalog.victims((), WRITTEN * BLOCK)])
-                disk.catalog.add([(label(next(_NEW)), BLOCK) for _ in range(WRITTEN)])
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
+def _alternate(took: Array, first: int) -> float:
+    """The sum of every other part: from part `first` of the first reply on, and of the second what the first leaves out."""
+    return float(took[0, first::2].sum() + took[1, 1 - first :: 2].sum())
 
 
 def measured(entries: int) -> Iterator[Row]:
@@ -292,7 +330,7 @@ def main() -> None:
     parser.add_argument("--start", action="store_true", help="the first reply after a start")
     parser.add_argument("--decode", action="store_true", help="decoding beside eviction; needs a quiet machine")
     parser.add_argument("--pause", type=float, nargs="+", default=[0.1], metavar="S", help="between evictions of 4 MiB (0.1)")
-    parser.add_argument("--rounds", type=int, default=9, help="replies beside each eviction, and as many without (9)")
+    parser.add_argument("--rounds", type=int, default=9, help="pairs of replies (9)")
     chosen = parser.parse_args()
     for entries in chosen.entries:
         if chosen.start:
@@ -301,7 +339,8 @@ def main() -> None:
             print(f"start with {entries:,} objects: {np.median(more):+.3f} s ({spread}) against none")
         for pause, ratios in decode(entries, chosen.pause, chosen.rounds).items() if chosen.decode else ():
             evicted = "nothing evicted" if pause == math.inf else f"4 MiB evicted every {pause} s"
-            ratio = f"{np.median(ratios):.3f} of without ({min(ratios):.3f} to {max(ratios):.3f})"
+            low, middle, high = np.percentile(ratios, (25, 50, 75))
+            ratio = f"{middle:.3f} of without (quartiles {low:.3f} and {high:.3f}, {min(ratios):.3f} to {max(ratios):.3f})"
             print(f"decoding, {entries:,} objects, {evicted}: {ratio}")
 
 
