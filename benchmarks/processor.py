@@ -9,7 +9,10 @@ from pathlib import Path
 
 from llama_cpp import llama_cpp as lib
 
-from headstart.engines.llama.padding import processor
+from headstart.engines.llama import amx
+from headstart.engines.llama.binding import ready
+from headstart.engines.llama.half_precision import adds_in_f16
+from headstart.engines.llama.padding import ADDS_IN_F16, AMX_USED, processor
 
 
 def system() -> str:
@@ -27,7 +30,12 @@ def name() -> str:
     return f"{told['model name']} (family {', model '.join(numbers)})"
 
 
-def caption() -> str:
+def found(*, engine: bool = True) -> set[str]:
+    """Features of this build that it does not say itself. `engine`: headstart's is measured, so AMX counts if it works."""
+    return {*({AMX_USED} if engine and amx.works() else ()), *({ADDS_IN_F16} if adds_in_f16(ready()) else ())}
+
+
+def caption(*, engine: bool = True) -> str:
     """Name, cores, class, and the current load of the machine."""
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
-    return f"{name()}, {os.cpu_count()} cores, class {processor(system()).name}; load {load}"
+    return f"{name()}, {os.cpu_count()} cores, class '{processor(system(), found(engine=engine)).name}'; load {load}"

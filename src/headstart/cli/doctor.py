@@ -188,7 +188,7 @@ def machine() -> Iterator[tuple[str, str]]:
 
 def engine_build(engine: Engine | None = None) -> Iterator[tuple[str, str]]:
     """Facts about the library of llama.cpp, by topic; none if this process has loaded none."""
-    from headstart.engines.llama import amx
+    from headstart.engines.llama import amx, half_precision
     from headstart.engines.llama.binding import loaded
     from headstart.engines.llama.library import BINDING, TESTED
 
@@ -204,14 +204,14 @@ def engine_build(engine: Engine | None = None) -> Iterator[tuple[str, str]]:
     yield "instructions", " ".join(re.findall(r"(\w+) = 1\b", system)) or "none known"
     if amx.built():
         yield "AMX", _amx(engine, tested=own.tested, works=amx.works(), version=own.binding)
+    if half_precision.adds_in_f16(found):
+        yield "half precision", _half_precision(own.binding)
     offload = found.module.llama_supports_gpu_offload()
     yield "GPU", "usable by this engine" if offload else "not supported by this build of the engine"
 
 
 def _amx(engine: Engine | None, *, tested: bool, works: bool, version: str) -> str:
     """Whether AMX is used, and how to build a llama.cpp that can use it."""
-    from headstart.engines.llama.amx import FLAGS
-
     if engine is not None and engine.facts.details.get("amx"):
         return "used"
     if works and engine is None:
@@ -220,11 +220,24 @@ def _amx(engine: Engine | None, *, tested: bool, works: bool, version: str) -> s
         what = (
             "with layers on a GPU"
             if engine is not None and engine.facts.details.get("gpu_layers")
-            else "with this architecture"
+            else "with this architecture, or with weights of this type"
         )
         return f"not used {what}" if tested else "not used, because this library is not a tested one"
-    command = f"CXXFLAGS='{FLAGS}' {shlex.join(pip_command(version))}"
     return (
         "not used, because this build of llama.cpp crashes with it, or the system refuses it. Prompts would take about half "
-        f"the time. Build llama.cpp again, with GCC: {command}"
+        f"the time. Build llama.cpp again, with GCC: {_build_command(version)}"
     )
+
+
+def _half_precision(version: str) -> str:
+    return (
+        "attention adds values up in F16, in large steps. Deep in a conversation, a reply of a model with heads of 64 or 96 "
+        f"elements takes up to twice as long. Build llama.cpp again, with GCC: {_build_command(version)}"
+    )
+
+
+def _build_command(version: str) -> str:
+    """For processors with AMX or AVX512-FP16."""
+    from headstart.engines.llama import amx, half_precision
+
+    return f"CXXFLAGS='{amx.FLAGS} {half_precision.FLAG}' {shlex.join(pip_command(version))}"

@@ -14,10 +14,11 @@ import pytest
 import tiny
 from headstart.cli import doctor
 from headstart.config import Settings
-from headstart.engines.llama import amx, amx_trial
+from headstart.engines.llama import amx, amx_trial, half_precision
 from headstart.engines.llama import identity as llama_identity
-from headstart.engines.llama.binding import ready
+from headstart.engines.llama.binding import LoadedLibrary, ready
 from headstart.engines.llama.engine import LlamaEngine
+from headstart.engines.llama.ggml import Array, Ggml
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def test_the_trial_of_this_build(tmp_path: Path) -> None:
     if amx.built():
         assert list(json.loads((tmp_path / amx.MEMO).read_text()).values()) == [found]
     else:
-        assert amx.layout(ready()) is None
+        assert amx.layout(Ggml(ready())) is None
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,21 @@ def test_which_models_are_laid_out(
     assert not amx.extra_buffers(tmp_path / "no model")
 
 
+def test_weights_that_take_longer_are_not_laid_out(tmp_path: Path) -> None:
+    """What is asked of the header is what the file says."""
+    import gguf
+
+    path = tmp_path / "model.gguf"
+    for file_type in (gguf.LlamaFileType.MOSTLY_Q6_K, gguf.LlamaFileType.MOSTLY_Q4_K_M):
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_file_type(file_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        assert amx.header(path) == amx.GgufHeader("llama", file_type)
+        assert amx._suits(amx.header(path)) is (file_type != gguf.LlamaFileType.MOSTLY_Q6_K)
+
+
 def test_a_build_without_amx_needs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amx, "built", lambda: False)
     monkeypatch.setattr(amx, "tried", lambda trial: pytest.fail("it was tried"))
@@ -130,16 +146,16 @@ def test_the_architectures_are_llama_cpps() -> None:
 
 
 def test_the_trial_sees_wrong_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong(amx_trial.Trial):
-        def product(self, kind: int, weights: amx_trial.Array, tokens: amx_trial.Array) -> amx_trial.Array:
-            return (tokens[::-1] if len(tokens) == amx_trial.TOKENS[-1] else tokens) @ weights.T
+    def right(library: LoadedLibrary, kind: int, weights: Array, tokens: Array) -> Array:
+        return tokens @ weights.T
 
-    class Right(amx_trial.Trial):
-        def product(self, kind: int, weights: amx_trial.Array, tokens: amx_trial.Array) -> amx_trial.Array:
-            return tokens @ weights.T
+    def wrong(library: LoadedLibrary, kind: int, weights: Array, tokens: Array) -> Array:
+        return (tokens[::-1] if len(tokens) == amx_trial.TOKENS[-1] else tokens) @ weights.T
 
-    assert amx_trial.right(Right(ready()))
-    assert not amx_trial.right(Wrong(ready()))
+    monkeypatch.setattr(amx_trial, "product", right)
+    assert amx_trial.right(ready())
+    monkeypatch.setattr(amx_trial, "product", wrong)
+    assert not amx_trial.right(ready())
 
 
 def test_a_model_says_whether_amx_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,5 +197,5 @@ def test_what_doctor_says() -> None:
     assert "this architecture" in says(engine(amx=False))
     assert "GPU" in says(engine(amx=False, gpu_layers=3))
     assert "not a tested one" in says(engine(amx=False), tested=False)
-    assert amx.FLAGS in says(engine(amx=False), works=False)
+    assert f"'{amx.FLAGS} {half_precision.FLAG}'" in says(engine(amx=False), works=False)
     assert "--no-cache-dir" in says(None, works=False)

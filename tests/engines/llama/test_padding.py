@@ -17,7 +17,7 @@ from headstart.engines.llama.batch import Batch
 from headstart.engines.llama.binding import lib
 from headstart.engines.llama.identity import devices, work
 from headstart.engines.llama.load import open_model
-from headstart.engines.llama.padding import AMX_USED, NO_PADDING, PROCESSORS, TILE, Padding, Work, processor, tiles
+from headstart.engines.llama.padding import ADDS_IN_F16, AMX_USED, NO_PADDING, PROCESSORS, TILE, Padding, Work, processor, tiles
 from headstart.errors import EngineError
 from headstart.interfaces.engine import KVSegment, Span, Step
 from headstart.interfaces.sampling import GREEDY
@@ -28,7 +28,8 @@ AVX2, OTHER = "CPU : AVX2 = 1 | F16C = 1 | ", "CPU : NEON = 1 | "
 AVX512 = AVX2 + "AVX512 = 1 | AVX512_VNNI = 1 | "
 AMX = AVX512 + "AMX_INT8 = 1 | "
 WITH_AMX = AMX + f"{AMX_USED} = 1 | "
-"""What builds of llama.cpp say of themselves. The last feature is headstart's own."""
+F16_WITH_AMX, F16_AMX = (one + f"{ADDS_IN_F16} = 1 | " for one in (WITH_AMX, AMX))
+"""What builds of llama.cpp say of themselves. The last features are headstart's own."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ WORKS = st.builds(
 
 @given(
     WORKS,
-    st.sampled_from([WITH_AMX, AMX, AVX512, AVX2, OTHER]),
+    st.sampled_from([F16_WITH_AMX, F16_AMX, WITH_AMX, AMX, AVX512, AVX2, OTHER]),
     st.integers(1, 200),
     st.integers(0, 10**6),
     st.integers(1, 600),
@@ -70,7 +71,9 @@ def test_it_fills_a_tile_or_does_nothing(work: Work, system: str, threads: int, 
 @pytest.mark.parametrize(
     ("system", "name"),
     [
+        (F16_WITH_AMX, "AMX, used, adds in F16"),
         (WITH_AMX, "AMX, used"),
+        (F16_AMX, "AMX, adds in F16"),
         (AMX, "AMX"),
         (AVX512, "AVX-512"),
         (AVX2, "AVX2"),
@@ -83,8 +86,14 @@ def test_the_class_is_what_the_build_says_of_itself(system: str, name: str) -> N
 
 
 def test_only_where_amx_is_used_weights_cost_less() -> None:
-    assert processor(AMX, amx=True) == processor(WITH_AMX)
-    assert processor(AVX512, amx=True) == processor(AVX512)
+    assert processor(AMX, {AMX_USED}) == processor(WITH_AMX)
+    assert processor(AVX512, {AMX_USED}) == processor(AVX512)
+
+
+def test_sums_in_f16_cost_more_where_they_do_not_fill_a_step() -> None:
+    with_f16, with_f32 = processor(AMX, {ADDS_IN_F16}), processor(AMX)
+    assert with_f16.query(64, 64) > 3 * with_f32.query(64, 64)
+    assert with_f16.query(128, 128) < with_f32.query(128, 128)
 
 
 def test_this_build_has_a_class() -> None:
@@ -112,11 +121,21 @@ CALLS = (8, 16, 32, 48, 63)
 MEASURED = {
     # Behind so many tokens: what calls of so many tokens took, and a tile (docs/benchmarks.md; two threads).
     WITH_AMX: {
+        512: ((19.8, 33.2, 62.5, 96.6, 119.2), 78.2),
+        2048: ((55.0, 97.0, 186.3, 281.7, 356.6), 206.5),
+        7000: ((239.3, 452.7, 871.6, 1279.0, 1634.7), 651.8),
+    },
+    AMX: {
+        512: ((41.2, 72.2, 133.2, 189.9, 254.1), 214.4),
+        2048: ((74.3, 133.3, 247.6, 371.0, 476.1), 330.1),
+        7000: ((254.8, 487.1, 927.5, 1420.1, 1934.6), 770.4),
+    },
+    F16_WITH_AMX: {
         512: ((59.5, 113.5, 222.4, 332.3, 430.3), 95.1),
         2048: ((201.6, 399.7, 787.2, 1151.5, 1610.1), 241.3),
         7000: ((691.1, 1383.9, 2546.4, 3935.1, 5214.4), 721.9),
     },
-    AMX: {
+    F16_AMX: {
         512: ((69, 131, 257, 387, 505), 216),
         2048: ((192, 376, 743, 1108, 1468), 335),
         7168: ((619, 1218, 2441, 3663, 4748), 747),
@@ -143,10 +162,13 @@ def test_it_reckons_with_what_was_measured(system: str) -> None:
 @pytest.mark.parametrize(
     ("system", "threads", "fewest"),
     [
-        (WITH_AMX, 2, (60, 20, 13, 11, 10)),
-        (WITH_AMX, 16, (64, 46, 41, 40, 39)),
-        (AMX, 2, (64, 29, 16, 12, 11)),
-        (AMX, 16, (64, 50, 43, 41, 40)),
+        (WITH_AMX, 2, (64, 47, 36, 32, 31)),
+        (WITH_AMX, 16, (64, 64, 64, 64, 64)),
+        (AMX, 2, (64, 55, 42, 36, 33)),
+        (F16_WITH_AMX, 2, (60, 20, 13, 11, 10)),
+        (F16_WITH_AMX, 16, (64, 46, 41, 40, 39)),
+        (F16_AMX, 2, (64, 29, 16, 12, 11)),
+        (F16_AMX, 16, (64, 50, 43, 41, 40)),
         (AVX512, 1, (64, 58, 45, 38, 34)),
         (AVX512, 2, (64, 64, 59, 55, 53)),
         (AVX512, 8, (64, 64, 64, 64, 64)),

@@ -20,12 +20,14 @@ import platform
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
-from headstart.engines.llama.binding import LoadedLibrary, lib, ready
+from headstart.engines.llama.binding import lib, ready
+from headstart.engines.llama.ggml import Ggml
 from headstart.engines.llama.library import child_environment
 from headstart.engines.memo import recall, remember
 
@@ -38,8 +40,9 @@ PLAIN = frozenset(
 """Architectures whose weights are multiplied with matrices only, as the sources of the tested versions show."""
 TYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "F16")
 """Types of weights that llama.cpp multiplies with this layout."""
+SLOWER = frozenset({18})
+"""LLAMA_FTYPE_MOSTLY_Q6_K: prompts take 1.2 × as long with AMX (docs/benchmarks.md). Of other types they take less time."""
 MEMO = "amx.json"
-_CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 _PATIENCE = 60.0
 """Seconds after which a trial is given up. It takes less than one."""
 _CRASHES = frozenset(
@@ -62,12 +65,16 @@ def extra_buffers(model: Path, state_dir: Path | None = None, *, anew: bool = Fa
         model: the file.
         state_dir, anew: see `works`.
     """
-    return not built() or (ready().library.tested and architecture(model) in PLAIN and works(state_dir, anew=anew))
+    return not built() or (ready().library.tested and _suits(header(model)) and works(state_dir, anew=anew))
+
+
+def _suits(model: GgufHeader) -> bool:
+    return model.architecture in PLAIN and model.file_type not in SLOWER
 
 
 def used(extra: bool) -> bool:
     """Whether weights that were laid out so (`extra`) are multiplied with AMX in this process. The kernel may refuse it."""
-    return extra and built() and layout(ready()) is not None
+    return extra and built() and layout(Ggml(ready())) is not None
 
 
 def works(state_dir: Path | None = None, *, anew: bool = False) -> bool:
@@ -121,43 +128,51 @@ RIGHT, WRONG = 0, 3
 """Exit codes of a trial. Python itself ends with 1 or 2 if something else is the matter."""
 
 
-def layout(library: LoadedLibrary) -> int | None:
+def layout(ggml: Ggml) -> int | None:
     """The address of ggml's kind of buffer in which weights are laid out for AMX; None if it has none here."""
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
-    device = library.function("ggml_backend_dev_by_type", pointer, ctypes.c_int)(_CPU)
-    address = procedure(library, device, "ggml_backend_dev_get_extra_bufts")
-    if not address:
+    if not (address := ggml.procedure("ggml_backend_dev_get_extra_bufts")):
         return None
-    kinds = ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(address)(device)
-    name, number = library.function("ggml_backend_buft_name", text, pointer), 0
+    kinds = ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(address)(ggml.device)
+    number = 0
     while kind := kinds[number]:
-        if name(kind) == b"AMX":
+        if ggml.call("ggml_backend_buft_name", text, kind) == b"AMX":
             return int(kind)
         number += 1
     return None
 
 
-def procedure(library: LoadedLibrary, device: Any, name: str) -> int | None:
-    """The address of a function that ggml's backend for this device has beside its interface."""
-    pointer = ctypes.c_void_p
-    registry = library.function("ggml_backend_dev_backend_reg", pointer, pointer)(device)
-    found = library.function("ggml_backend_reg_get_proc_address", pointer, pointer, ctypes.c_char_p)(registry, name.encode())
-    return None if found is None else int(found)
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """What a file says, as far as AMX depends on it; None where it does not say it.
+
+    Attributes:
+        architecture: llama.cpp's name of it.
+        file_type: LLAMA_FTYPE_… of most weights.
+    """
+
+    architecture: str | None = None
+    file_type: int | None = None
 
 
-def architecture(model: Path) -> str | None:
-    """What a file says, without its weights and vocabulary; None if it cannot be read. Loading it says what is wrong."""
+def header(model: Path) -> GgufHeader:
+    """Of a file, without its weights and vocabulary. Empty if it cannot be read: loading it says what is wrong."""
     library, pointer = ready(), ctypes.c_void_p
     opened = library.function("gguf_init_from_file", pointer, ctypes.c_char_p, _GgufParams)
     file = opened(os.fsencode(model), _GgufParams(True, None))
     if not file:
-        return None
-    try:
-        key = library.function("gguf_find_key", ctypes.c_int64, pointer, ctypes.c_char_p)(file, b"general.architecture")
-        if key < 0 or library.function("gguf_get_kv_type", ctypes.c_int, pointer, ctypes.c_int64)(file, key) != _STRING:
+        return GgufHeader()
+
+    def value(name: bytes, kind: int, get: str, result: Any) -> Any:
+        key = library.function("gguf_find_key", ctypes.c_int64, pointer, ctypes.c_char_p)(file, name)
+        if key < 0 or library.function("gguf_get_kv_type", ctypes.c_int, pointer, ctypes.c_int64)(file, key) != kind:
             return None
-        text = library.function("gguf_get_val_str", ctypes.c_char_p, pointer, ctypes.c_int64)(file, key)
-        return str(text.decode("utf-8", "replace"))
+        return library.function(get, result, pointer, ctypes.c_int64)(file, key)
+
+    try:
+        name = value(b"general.architecture", _STRING, "gguf_get_val_str", ctypes.c_char_p)
+        file_type = value(b"general.file_type", _UINT32, "gguf_get_val_u32", ctypes.c_uint32)
+        return GgufHeader(None if name is None else name.decode("utf-8", "replace"), file_type)
     finally:
         library.function("gguf_free", None, pointer)(file)
 
@@ -168,4 +183,4 @@ class _GgufParams(ctypes.Structure):
     _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
 
 
-_STRING = 8  # GGUF_TYPE_STRING
+_UINT32, _STRING = 4, 8  # GGUF_TYPE_…

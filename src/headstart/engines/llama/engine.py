@@ -162,8 +162,8 @@ class LlamaEngine(Engine):
             two_kernels = options.kv_type == "f16" and not engine.traits.decode_is_prefill and not identity["devices"]
             # Blocks are full tiles, so a canonical block is never padded.
             if two_kernels and engine.traits.sliceable and engine.traits.block_size % TILE == 0:
-                work, cheap = llama_identity.work(model), uses_amx and llama_identity.suits_amx(model)
-                engine._padding = Padding.estimated(work, identity["system"], threads, amx=cheap)
+                work, found = llama_identity.work(model), llama_identity.features(model, uses_amx=uses_amx)
+                engine._padding = Padding.estimated(work, identity["system"], threads, found)
             undo.pop_all()
         engine.fingerprint = llama_identity.digest_of({**identity, "grid": engine.traits.block_size})
         engine.identity = {name: str(value) for name, value in {**identity, "block_size": engine.traits.block_size}.items()}

@@ -9,6 +9,7 @@ llama.cpp and the threads. It does not depend on measured times, so that the sam
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 TILE = 64
@@ -44,7 +45,7 @@ class Processor:
 
     Attributes:
         name: of the class.
-        features: that `llama_print_system_info` shows if llama.cpp was built for this class, and `AMX_USED`.
+        features: that `llama_print_system_info` shows if llama.cpp was built for this class, or that were found.
         weight: for a token and a weight.
         alone: for a query and a cell, token by token.
         element: for each element of a key or value, in addition.
@@ -68,13 +69,17 @@ class Processor:
         return self.alone + self.element * (key + value - left) + self.leftover * left
 
 
-AMX_USED = "AMX_USED"
-"""A feature that `llama_print_system_info` does not show: weights are multiplied with AMX (`amx`)."""
+AMX_USED, ADDS_IN_F16 = "AMX_USED", "ADDS_IN_F16"
+"""Features that `llama_print_system_info` does not show: weights are multiplied with AMX (`amx`); attention adds values up in
+F16, which takes less time for an element and larger steps (`half_precision`)."""
 PROCESSORS = (
     # Q4_1 takes 0.013 with AMX, other types up to 0.023: nothing may lose.
-    Processor("AMX, used", frozenset({"AMX_INT8", AMX_USED}), 0.02, 8.0, 0.095, 1.0, (64, 128), 2.6),
-    # Built for AMX means built for AVX512-FP16 too, where values are added up in steps of 128 elements, or one by one.
-    Processor("AMX", frozenset({"AMX_INT8"}), 0.046, 8.0, 0.095, 1.0, (64, 128), 2.6),
+    Processor("AMX, used, adds in F16", frozenset({"AMX_INT8", AMX_USED, ADDS_IN_F16}), 0.02, 8.0, 0.095, 1.0, (64, 128), 2.6),
+    Processor("AMX, used", frozenset({"AMX_INT8", AMX_USED}), 0.02, 8.0, 0.12, 1.0, (64, 64), 2.6),
+    Processor("AMX, adds in F16", frozenset({"AMX_INT8", ADDS_IN_F16}), 0.046, 8.0, 0.095, 1.0, (64, 128), 2.6),
+    Processor("AMX", frozenset({"AMX_INT8"}), 0.046, 8.0, 0.12, 1.0, (64, 64), 2.6),
+    # Not measured: a processor with AVX512-FP16 whose AMX is hidden.
+    Processor("AVX-512, adds in F16", frozenset({"AVX512", ADDS_IN_F16}), 0.06, 8.0, 0.095, 1.0, (64, 128), 3.9),
     Processor("AVX-512", frozenset({"AVX512"}), 0.06, 8.0, 0.095, 1.0, (64, 64), 3.9),
     Processor("AVX2", frozenset({"AVX2", "F16C"}), 0.065, 9.0, 0.1, 1.9, (32, 32), 4.0),
     # Not measured. With these figures padding never made a call slower, before there were classes.
@@ -83,9 +88,14 @@ PROCESSORS = (
 """From the most special class to the most general one; the first whose features are all present is used."""
 
 
-def processor(system: str, *, amx: bool = False) -> Processor:
-    """The class that llama.cpp was built for, according to `llama_print_system_info`. `amx`: whether it may use AMX."""
-    features = {*re.findall(r"(\w+) = 1\b", system), *([AMX_USED] if amx else [])}
+def processor(system: str, found: Collection[str] = ()) -> Processor:
+    """The class that llama.cpp was built for.
+
+    Args:
+        system: what `llama_print_system_info` says.
+        found: of the features that it does not show.
+    """
+    features = {*re.findall(r"(\w+) = 1\b", system), *found}
     return next(row for row in PROCESSORS if row.features <= features)
 
 
@@ -116,9 +126,9 @@ class Padding:
     tile: float
 
     @classmethod
-    def estimated(cls, work: Work, system: str, threads: int, *, amx: bool = False) -> Padding:
+    def estimated(cls, work: Work, system: str, threads: int, found: Collection[str] = ()) -> Padding:
         """For a model, a build of llama.cpp (see `processor`) and the threads that compute prompts."""
-        row = processor(system, amx=amx)
+        row = processor(system, found)
         alone = work.layers * work.heads * row.query(work.key, work.value)
         tile = work.layers * tiles(work.heads, threads) * row.tile * (work.key + work.value)
         return cls(work.weights * row.weight, alone, tile)
