@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import cache, partial
 from hashlib import sha256
@@ -245,7 +246,7 @@ class Eviction:
         self._folder, self._pause = folder, pause
         self._switched = threading.Condition()
         self._on = self._ended = False
-        self._thread = threading.Thread(target=self._work)
+        self._workers = ThreadPoolExecutor(1)
 
     def switch(self, on: bool) -> None:
         with self._switched:
@@ -253,26 +254,34 @@ class Eviction:
             self._switched.notify()
 
     def __enter__(self) -> Eviction:
-        self._thread.start()
+        self._work = self._workers.submit(self._evict)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended = True
-        self.switch(False)
-        self._thread.join()
+        with self._switched:
+            self._ended = True
+            self._switched.notify()
+        self._work.result()
+        self._workers.shutdown()
 
-    def _work(self) -> None:
-        left = self._pause
+    def _evict(self) -> None:
         with closing(Disk(self._folder, 1 << 62)) as disk:
-            while not self._ended:
+            self._once(disk)  # the first one takes longer
+            left = self._pause
+            while True:
                 with self._switched:
+                    if self._ended:
+                        return
                     on, begun = self._on, time.monotonic()
                     switched = self._switched.wait(left if on and left < threading.TIMEOUT_MAX else None)
-                left -= (time.monotonic() - begun) * on
+                left = max(0.0, left - (time.monotonic() - begun) * on)
                 if not switched:
-                    disk.catalog.remove([row.label.key for row in disk.catalog.victims((), WRITTEN * BLOCK)])
-                    disk.catalog.add([(label(next(_NEW)), BLOCK) for _ in range(WRITTEN)])
+                    self._once(disk)
                     left = self._pause
+
+    def _once(self, disk: Disk) -> None:
+        disk.catalog.remove([row.label.key for row in disk.catalog.victims((), WRITTEN * BLOCK)])
+        disk.catalog.add([(label(next(_NEW)), BLOCK) for _ in range(WRITTEN)])
 
 
 def decode(entries: int, pauses: Sequence[float], rounds: int) -> dict[float, list[float]]:
@@ -296,9 +305,9 @@ def decode(entries: int, pauses: Sequence[float], rounds: int) -> dict[float, li
                 with Eviction(filled(entries), pause) as eviction:
                     for reply in range(2):
                         borders = list[float]()
-                        for done, now in _reply(runtime, f"Tell me {number} things.", tokens + 1):
+                        for done, now in _reply(runtime, f"Tell me {number} things.", tokens + 20):
                             # The first part is not counted: the prompt is in it.
-                            if done > (len(borders) + 1) * PART:
+                            if len(borders) <= PARTS and done > (len(borders) + 1) * PART:
                                 eviction.switch((len(borders) + reply) % 2 == 1 and len(borders) < PARTS)
                                 borders.append(now)
                         took[reply] = np.diff(borders)

@@ -11,19 +11,15 @@ from __future__ import annotations
 import argparse
 import ctypes
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
-from llama_cpp import llama_cpp as lib
-from llama_cpp._ctypes_extensions import load_shared_library
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import processor
+from headstart.engines.llama.binding import ready
+from headstart.engines.llama.ggml import F16, F32, Array, Ggml, Tensor
 from headstart.engines.llama.padding import TILE
 from headstart.engines.llama.padding import processor as class_of
 
@@ -34,82 +30,24 @@ SIZES = ((32, 32), (64, 64), (80, 80), (96, 96), (128, 128), (192, 192), (256, 2
 """Elements of keys and values."""
 TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "IQ3_S": 21, "BF16": 30}
 """GGML_TYPE_… of weights, as in a file, without llama.cpp's repacked layouts."""
-_F32, _F16 = 0, 1
-_MEMORY = 1 << 28
-
-Array = npt.NDArray[Any]
 
 
-class _Arena(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("buffer", ctypes.c_void_p), ("without_data", ctypes.c_bool))
-
-
-class Ggml:
-    """The few functions of ggml that are needed here. `arena`: memory of the tensors."""
-
-    def __init__(self) -> None:
-        folder = Path(lib._lib._name).parent
-        self._libraries = [load_shared_library(part, folder) for part in ("ggml-base", "ggml-cpu")]
-        self._call("ggml_cpu_init", None)
-        self._arena: Any = None
-
-    def _call(self, name: str, returns: Any, *arguments: Any) -> Any:
-        function = next(getattr(one, name) for one in reversed(self._libraries) if hasattr(one, name))
-        function.restype = returns
-        return function(*arguments)
-
-    @contextmanager
-    def arena(self) -> Iterator[None]:
-        self._arena = ctypes.c_void_p(self._call("ggml_init", ctypes.c_void_p, _Arena(_MEMORY, None, False)))
-        yield
-        self._call("ggml_free", None, self._arena)
-
-    def _made(self, name: str, *arguments: Any) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self._call(name, ctypes.c_void_p, self._arena, *arguments))
-
-    def tensor(self, kind: int, data: Array) -> ctypes.c_void_p:
-        """A tensor of `data`'s shape, in ggml's order of dimensions. `data` is quantised if `kind` is another type."""
-        sizes = [ctypes.c_int64(size) for size in reversed((1,) * (3 - data.ndim) + data.shape)]
-        made = self._made("ggml_new_tensor_3d", kind, *sizes)
-        place = ctypes.c_void_p(self._call("ggml_get_data", ctypes.c_void_p, made))
-        if kind in (_F32, _F16):
-            data = data.astype(np.float32 if kind == _F32 else np.float16)
-            ctypes.memmove(place, data.ctypes.data, data.nbytes)
-        else:
-            source, (rows, columns) = ctypes.c_void_p(data.ctypes.data), map(ctypes.c_int64, data.shape)
-            zero = ctypes.c_int64(0)
-            self._call("ggml_quantize_chunk", ctypes.c_size_t, kind, source, place, zero, rows, columns, None)
-        return made
-
-    def by_head(self, tensor: ctypes.c_void_p) -> ctypes.c_void_p:
-        """A view of [elements, heads, cells] as [elements, cells, heads], which is the layout of a model's KV."""
-        return self._made("ggml_permute", tensor, 0, 2, 1, 3)
-
-    def attention(self, parts: Sequence[ctypes.c_void_p], mask: ctypes.c_void_p) -> ctypes.c_void_p:
-        """`parts`: queries, keys, values."""
-        scale, none = ctypes.c_float(0.1), ctypes.c_float(0)
-        return self._made("ggml_flash_attn_ext", *parts, mask, scale, none, none)
-
-    def product(self, weights: Any, tokens: Any) -> ctypes.c_void_p:
-        return self._made("ggml_mul_mat", weights, tokens)
-
-    def seconds(self, result: ctypes.c_void_p, rounds: int) -> float:
-        """The least processor time of one computation, on one thread."""
-        graph = self._made("ggml_new_graph")
-        self._call("ggml_build_forward_expand", None, graph, result)
-        found = []
+def seconds(ggml: Ggml, context: Tensor, result: Tensor, inputs: Sequence[tuple[Tensor, Array]], rounds: int) -> float:
+    """The least processor time of one computation, on one thread."""
+    found = []
+    with ggml.prepared(context, result, inputs) as run:
         for _ in range(rounds + 1):  # the first round touches the memory
             begun = time.process_time()
-            self._call("ggml_graph_compute_with_ctx", ctypes.c_int, self._arena, graph, 1)
+            assert run()
             found.append(time.process_time() - begun)
-        return min(found[1:])
+    return min(found[1:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    ggml, dice = Ggml(), np.random.default_rng(0)
+    dice = np.random.default_rng(0)
     row = class_of(processor.system(), processor.found(engine=False))
 
     def drawn(*shape: int) -> Array:
@@ -117,17 +55,26 @@ def main() -> None:
 
     def attention(queries: int, key: int, value: int) -> float:
         """Nanoseconds for a head and a KV cell."""
-        with ggml.arena():
-            sizes = ((_F32, queries, HEADS, key), (_F16, CELLS, KV_HEADS, key), (_F16, CELLS, KV_HEADS, value))
-            parts = [ggml.by_head(ggml.tensor(kind, drawn(*shape))) for kind, *shape in sizes]
-            mask = ggml.tensor(_F16, np.zeros((queries, CELLS), np.float32))
-            return ggml.seconds(ggml.attention(parts, mask), given.rounds) / HEADS / CELLS * 1e9
+        with Ggml(ready()) as ggml:
+            context, inputs, parts = ggml.context(), [], []
+            for kind, *shape in ((F32, queries, HEADS, key), (F16, CELLS, KV_HEADS, key), (F16, CELLS, KV_HEADS, value)):
+                tensor = ggml.tensor(context, kind, *reversed(shape))
+                inputs.append((tensor, drawn(*shape).astype(np.float32 if kind == F32 else np.float16)))
+                # A view of [elements, heads, cells] as [elements, cells, heads], which is the layout of a model's KV.
+                order = map(ctypes.c_int, (0, 2, 1, 3))
+                parts.append(Tensor(ggml.call("ggml_permute", ctypes.c_void_p, context, tensor, *order)))
+            mask = ggml.tensor(context, F16, CELLS, queries)
+            inputs.append((mask, np.zeros((queries, CELLS), np.float16)))
+            result = ggml.attention(context, parts, mask, 0.1)
+            return seconds(ggml, context, result, inputs, given.rounds) / HEADS / CELLS * 1e9
 
     def weight(kind: int) -> float:
         """Nanoseconds for a token and a weight."""
-        with ggml.arena():
-            product = ggml.product(ggml.tensor(kind, drawn(WIDTH, WIDTH)), ggml.tensor(_F32, drawn(TILE, WIDTH)))
-            return ggml.seconds(product, given.rounds) / TILE / WIDTH**2 * 1e9
+        with Ggml(ready()) as ggml:
+            context, weights = ggml.context(), drawn(WIDTH, WIDTH)
+            made = [ggml.tensor(context, one, WIDTH, rows) for one, rows in ((kind, WIDTH), (F32, TILE))]
+            inputs = [*zip(made, (ggml.quantized(kind, weights), drawn(TILE, WIDTH)), strict=True)]
+            return seconds(ggml, context, ggml.product(context, *made), inputs, given.rounds) / TILE / WIDTH**2 * 1e9
 
     kernels = Table("key, value", "a query alone, ns", "reckoned", "a tile, ns", "reckoned", "queries that a tile costs")
     for key, value in SIZES:

@@ -7,12 +7,10 @@ import platform
 import re
 from pathlib import Path
 
-from llama_cpp import llama_cpp as lib
-
 from headstart.engines.llama import amx
-from headstart.engines.llama.binding import ready
-from headstart.engines.llama.half_precision import adds_in_f16
-from headstart.engines.llama.padding import ADDS_IN_F16, AMX_USED, processor
+from headstart.engines.llama.binding import lib, ready
+from headstart.engines.llama.half_precision import computes_in_f16
+from headstart.engines.llama.padding import AMX_USED, COMPUTES_IN_F16, processor
 
 
 def system() -> str:
@@ -32,7 +30,7 @@ def name() -> str:
 
 def found(*, engine: bool = True) -> set[str]:
     """Features of this build that it does not say itself. `engine`: headstart's is measured, so AMX counts if it works."""
-    return {*({AMX_USED} if engine and amx.works() else ()), *({ADDS_IN_F16} if adds_in_f16(ready()) else ())}
+    return {*({AMX_USED} if engine and amx.works() else ()), *({COMPUTES_IN_F16} if computes_in_f16(ready()) else ())}
 
 
 def caption(*, engine: bool = True) -> str:

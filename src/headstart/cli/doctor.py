@@ -204,7 +204,7 @@ def engine_build(engine: Engine | None = None) -> Iterator[tuple[str, str]]:
     yield "instructions", " ".join(re.findall(r"(\w+) = 1\b", system)) or "none known"
     if amx.built():
         yield "AMX", _amx(engine, tested=own.tested, works=amx.works(), version=own.binding)
-    if half_precision.adds_in_f16(found):
+    if own.tested and half_precision.computes_in_f16(found):
         yield "half precision", _half_precision(own.binding)
     offload = found.module.llama_supports_gpu_offload()
     yield "GPU", "usable by this engine" if offload else "not supported by this build of the engine"
@@ -231,13 +231,18 @@ def _amx(engine: Engine | None, *, tested: bool, works: bool, version: str) -> s
 
 def _half_precision(version: str) -> str:
     return (
-        "attention adds values up in F16, in large steps. Deep in a conversation, a reply of a model with heads of 64 or 96 "
-        f"elements takes up to twice as long. Build llama.cpp again, with GCC: {_build_command(version)}"
+        "attention computes in F16, in large steps. Deep in a conversation, a reply of a model with heads of 64 elements, or "
+        "another number that is no multiple of 128, takes up to twice as long. Build llama.cpp again: "
+        f"{_build_command(version)}"
     )
 
 
 def _build_command(version: str) -> str:
-    """For processors with AMX or AVX512-FP16."""
+    """For processors with AMX or AVX512-FP16. Compilers that do not know the flag for the second do not use it either."""
     from headstart.engines.llama import amx, half_precision
+    from headstart.engines.llama.binding import loaded
 
-    return f"CXXFLAGS='{amx.FLAGS} {half_precision.FLAG}' {shlex.join(pip_command(version))}"
+    found = loaded()
+    known = found is not None and half_precision.computes_in_f16(found)
+    flags = f"{amx.FLAGS} {half_precision.FLAG}" if known else amx.FLAGS
+    return f"CXXFLAGS='{flags}' {shlex.join(pip_command(version))}"

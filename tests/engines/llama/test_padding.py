@@ -17,7 +17,17 @@ from headstart.engines.llama.batch import Batch
 from headstart.engines.llama.binding import lib
 from headstart.engines.llama.identity import devices, work
 from headstart.engines.llama.load import open_model
-from headstart.engines.llama.padding import ADDS_IN_F16, AMX_USED, NO_PADDING, PROCESSORS, TILE, Padding, Work, processor, tiles
+from headstart.engines.llama.padding import (
+    AMX_USED,
+    COMPUTES_IN_F16,
+    NO_PADDING,
+    PROCESSORS,
+    TILE,
+    Padding,
+    Work,
+    processor,
+    tiles,
+)
 from headstart.errors import EngineError
 from headstart.interfaces.engine import KVSegment, Span, Step
 from headstart.interfaces.sampling import GREEDY
@@ -28,7 +38,7 @@ AVX2, OTHER = "CPU : AVX2 = 1 | F16C = 1 | ", "CPU : NEON = 1 | "
 AVX512 = AVX2 + "AVX512 = 1 | AVX512_VNNI = 1 | "
 AMX = AVX512 + "AMX_INT8 = 1 | "
 WITH_AMX = AMX + f"{AMX_USED} = 1 | "
-F16_WITH_AMX, F16_AMX = (one + f"{ADDS_IN_F16} = 1 | " for one in (WITH_AMX, AMX))
+F16_WITH_AMX, F16_AMX = (one + f"{COMPUTES_IN_F16} = 1 | " for one in (WITH_AMX, AMX))
 """What builds of llama.cpp say of themselves. The last features are headstart's own."""
 
 
@@ -71,9 +81,10 @@ def test_it_fills_a_tile_or_does_nothing(work: Work, system: str, threads: int, 
 @pytest.mark.parametrize(
     ("system", "name"),
     [
-        (F16_WITH_AMX, "AMX, used, adds in F16"),
+        (F16_WITH_AMX, "AMX, used, F16"),
         (WITH_AMX, "AMX, used"),
-        (F16_AMX, "AMX, adds in F16"),
+        (F16_AMX, "AMX, F16"),
+        (AVX512 + f"{COMPUTES_IN_F16} = 1 | ", "AVX-512, F16"),
         (AMX, "AMX"),
         (AVX512, "AVX-512"),
         (AVX2, "AVX2"),
@@ -90,8 +101,8 @@ def test_only_where_amx_is_used_weights_cost_less() -> None:
     assert processor(AVX512, {AMX_USED}) == processor(AVX512)
 
 
-def test_sums_in_f16_cost_more_where_they_do_not_fill_a_step() -> None:
-    with_f16, with_f32 = processor(AMX, {ADDS_IN_F16}), processor(AMX)
+def test_f16_costs_more_where_elements_do_not_fill_a_step() -> None:
+    with_f16, with_f32 = processor(AMX, {COMPUTES_IN_F16}), processor(AMX)
     assert with_f16.query(64, 64) > 3 * with_f32.query(64, 64)
     assert with_f16.query(128, 128) < with_f32.query(128, 128)
 
@@ -165,6 +176,7 @@ def test_it_reckons_with_what_was_measured(system: str) -> None:
         (WITH_AMX, 2, (64, 47, 36, 32, 31)),
         (WITH_AMX, 16, (64, 64, 64, 64, 64)),
         (AMX, 2, (64, 55, 42, 36, 33)),
+        (AMX, 16, (64, 64, 64, 64, 64)),
         (F16_WITH_AMX, 2, (60, 20, 13, 11, 10)),
         (F16_WITH_AMX, 16, (64, 46, 41, 40, 39)),
         (F16_AMX, 2, (64, 29, 16, 12, 11)),

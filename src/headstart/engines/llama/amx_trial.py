@@ -8,7 +8,6 @@ Its exit code is `amx.RIGHT` or `amx.WRONG`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from headstart.engines.llama.amx import RIGHT, WRONG, layout
 from headstart.engines.llama.binding import LoadedLibrary, ready
-from headstart.engines.llama.ggml import F32, Array, Ggml, Tensor, span
+from headstart.engines.llama.ggml import F32, Array, Ggml
 
 INNER, OUT = 256, 256
 """Sizes of the weights: enough for each thread."""
@@ -43,18 +42,8 @@ def product(library: LoadedLibrary, kind: int, weights: Array, tokens: Array) ->
         weight = ggml.tensor(left, kind, INNER, OUT)
         ggml.place(left, place)
         token = ggml.tensor(right, F32, INNER, len(tokens))
-        result = Tensor(ggml.call("ggml_mul_mat", ctypes.c_void_p, right, weight, token))
-        inputs = ((weight, _laid_out(ggml, kind, weights)), (token, tokens))
-        return ggml.compute(right, result, inputs, (len(tokens), OUT))
-
-
-def _laid_out(ggml: Ggml, kind: int, weights: Array) -> Array:
-    """The weights as a file has them."""
-    rows, row = len(weights), ggml.call("ggml_row_size", ctypes.c_size_t, ctypes.c_int(kind), ctypes.c_int64(INNER))
-    out = np.empty(rows * row, np.uint8)
-    sizes = (ctypes.c_int64(0), ctypes.c_int64(rows), ctypes.c_int64(INNER))
-    ggml.call("ggml_quantize_chunk", ctypes.c_size_t, ctypes.c_int(kind), span(weights)[0], span(out)[0], *sizes, None)
-    return out
+        inputs = ((weight, ggml.quantized(kind, weights)), (token, tokens))
+        return ggml.compute(right, ggml.product(right, weight, token), inputs, (len(tokens), OUT))
 
 
 def right(library: LoadedLibrary) -> bool:

@@ -1,9 +1,9 @@
-"""ggml: single operations of llama.cpp's own library for tensors, on the processor. Trials of a build use them."""
+"""ggml: single operations of llama.cpp's own library for tensors, on the processor: to try a build, and to measure it."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ Tensor = ctypes.c_void_p
 
 
 class Ggml:
-    """What one graph needs. It lives as long as its `with`.
+    """What graphs need. All of it lives as long as its `with`.
 
     Attributes:
         device: the processor.
@@ -66,17 +66,47 @@ class Ggml:
     def fill(self, tensor: Tensor, data: Array) -> None:
         self.call("ggml_backend_tensor_set", None, tensor, *span(data))
 
+    def product(self, context: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
+        """`tokens @ weights.T`: not yet computed, as all results here."""
+        return Tensor(self.call("ggml_mul_mat", _pointer, context, weights, tokens))
+
+    def attention(self, context: Tensor, parts: Sequence[Tensor], mask: Tensor, scale: float) -> Tensor:
+        """`parts`: queries (F32), keys and values, each of [elements, rows, heads]. A mask of None hides nothing."""
+        numbers = (ctypes.c_float(scale), ctypes.c_float(0), ctypes.c_float(0))
+        return Tensor(self.call("ggml_flash_attn_ext", _pointer, context, *parts, mask, *numbers))
+
+    def quantized(self, kind: int, rows: Array) -> Array:
+        """Rows of float32 as bytes of a type, as a file has them: without a layout for a processor."""
+        count, width = rows.shape
+        size = self.call("ggml_row_size", ctypes.c_size_t, ctypes.c_int(kind), ctypes.c_int64(width))
+        out = np.empty(count * size, np.uint8)
+        sizes = (ctypes.c_int64(0), ctypes.c_int64(count), ctypes.c_int64(width))
+        name = "ggml_quantize_chunk"
+        self.call(name, ctypes.c_size_t, ctypes.c_int(kind), span(rows)[0], span(out)[0], *sizes, None)
+        return out
+
+    @contextmanager
+    def prepared(self, context: Tensor, result: Tensor, inputs: Sequence[tuple[Tensor, Array]]) -> Iterator[Callable[[], bool]]:
+        """A function that computes the result from these inputs, and says whether it could. Once for a context."""
+        graph = Tensor(self.call("ggml_new_graph", _pointer, context))
+        self.call("ggml_build_forward_expand", None, graph, result)
+        with self._backend() as backend:
+            buffer = self.call("ggml_backend_alloc_ctx_tensors", _pointer, context, backend)
+            self._keep(buffer)
+            for tensor, data in inputs if buffer is not None else ():
+                self.fill(tensor, data)
+
+            def run() -> bool:
+                return buffer is not None and not self.call("ggml_backend_graph_compute", ctypes.c_int, backend, graph)
+
+            yield run
+
     def compute(
         self, context: Tensor, result: Tensor, inputs: Sequence[tuple[Tensor, Array]], shape: tuple[int, ...]
     ) -> Array | None:
         """The result, float32 of this shape (numpy's order); None if ggml refuses. Once for a context."""
-        graph = Tensor(self.call("ggml_new_graph", _pointer, context))
-        self.call("ggml_build_forward_expand", None, graph, result)
-        with self._backend() as backend:
-            self._keep(self.call("ggml_backend_alloc_ctx_tensors", _pointer, context, backend))
-            for tensor, data in inputs:
-                self.fill(tensor, data)
-            if self.call("ggml_backend_graph_compute", ctypes.c_int, backend, graph):
+        with self.prepared(context, result, inputs) as run:
+            if not run():
                 return None
         out = np.empty(shape, np.float32)
         self.call("ggml_backend_tensor_get", None, result, *span(out))

@@ -16,10 +16,10 @@ from headstart.engines import proof
 from headstart.engines.llama import amx
 from headstart.engines.llama import devices as llama_devices
 from headstart.engines.llama.binding import lib, ready
-from headstart.engines.llama.half_precision import adds_in_f16
+from headstart.engines.llama.half_precision import computes_in_f16
 from headstart.engines.llama.library import BINDING
 from headstart.engines.llama.load import BATCH
-from headstart.engines.llama.padding import ADDS_IN_F16, AMX_USED, Work
+from headstart.engines.llama.padding import AMX_USED, COMPUTES_IN_F16, Work
 from headstart.engines.options import EngineOptions
 from headstart.interfaces.engine import Facts, Shape
 from headstart.model_names import model_name
@@ -50,7 +50,7 @@ def suits_amx(model: Any) -> bool:
 def features(model: Any, *, uses_amx: bool) -> set[str]:
     """Features that llama.cpp does not say of its build. `uses_amx`: for this model's weights."""
     found = {AMX_USED} if uses_amx and suits_amx(model) else set()
-    return {*found, ADDS_IN_F16} if adds_in_f16(ready()) else found
+    return {*found, COMPUTES_IN_F16} if computes_in_f16(ready()) else found
 
 
 def describe(model: Any) -> str:
