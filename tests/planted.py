@@ -105,8 +105,8 @@ PLANTED = (
     Planted(
         "a bad object keeps its row",
         "tiers/disk/store.py",
-        "            self.catalog.remove([key])\n        try:\n",
-        "            pass\n        try:\n",
+        "            if self._allocated(key) is None:\n                self.catalog.remove([key])\n",
+        "            pass\n",
     ),
     Planted(
         "a file goes before its row",

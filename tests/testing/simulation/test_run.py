@@ -1087,3 +1087,21 @@ def test_what_another_server_could_not_delete_is_found_at_the_next_clean_up() ->
         ),
     )
     assert run(history).violation == ""
+
+
+def test_what_is_put_aside_keeps_its_pin_until_it_is_there() -> None:
+    """A good object, which could not be read for a moment, lost its row; then power failed, and it stayed without its pin."""
+    history = Scenario(
+        28038364,
+        Setup(any_cut=True, memory=23, objects=44, stall=0.02, fills=1),
+        (
+            Happening(0.5, "ask", who=1, talk=2, how="turn", size=19, seed=901740864, reply=10),
+            Happening(0.8644, "pin", who=1, talk=2, size=20, reply=1),
+            Happening(11.6621, "fault", how="sql_io", reply=1),
+            Happening(15.2705, "fault", how="power_loss while writing", reply=1),
+            Happening(16.7054, "fault", how="emfile", reply=1),
+            Happening(17.5136, "fault", how="eacces", size=10, reply=1),
+            Happening(27.8163, "verify", size=20, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

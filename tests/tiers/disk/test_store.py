@@ -243,7 +243,7 @@ def test_an_object_that_cannot_be_deleted_and_gets_no_row_again_counts_in_the_bu
         goes = partial(disk.quarantine, key) if aside else partial(disk.remove, [key])
         with pytest.raises((sqlite3.OperationalError, OSError)):
             goes()
-    assert (len(disk), disk._stored) == (1, before)
+    assert (len(disk), disk._stored) == (2 if aside else 1, before), "what is put aside keeps its row until it is there"
     disk.reconcile()
     assert (len(disk), disk._stored) == (2, before)
 
@@ -746,23 +746,28 @@ def test_a_deletion_fails_if_a_file_stays_that_may_be_a_part_of_it(
     assert disk.catalog.ages.clean
 
 
-def test_no_row_is_left_of_an_object_that_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reconcile found a bad object, and the process ended while it looked at the next one."""
-    disk = filled(tmp_path, 2)
-    for number in range(2):
-        disk.path(label(number).key).write_bytes(b"garbage")
+@pytest.mark.parametrize("moved", [False, True])
+def test_what_is_put_aside_keeps_its_row_until_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: bool
+) -> None:
+    """The process ended before or after the object was moved. It may be good, and pinned: so its row went last."""
+    disk, keys = filled(tmp_path, 2), [label(0).key, label(1).key]
+    disk.pin(keys)
+    disk.path(keys[1]).write_bytes(b"garbage")
 
     def crash(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(disk._quarantine, "take", crash)
-    with pytest.raises(KeyboardInterrupt):
-        disk.reconcile()
+    where, name = (disk.catalog, "remove") if moved else (os, "replace")
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, crash)
+        with pytest.raises(KeyboardInterrupt):
+            disk.quarantine(keys[1])
     after = Disk(tmp_path, BIG)
-    assert len(after) == 1
-    assert len(list(after.objects.iterdir())) == 2
+    assert after.catalog.pinned(label(0).fingerprint) == {*keys}
+    assert (tmp_path / "quarantine" / disk.path(keys[1]).name).exists() is moved
     after.reconcile()
-    assert len(after) == 0
+    assert after.catalog.pinned(label(0).fingerprint) == {keys[0]}
     assert {path.read_bytes() for path in (tmp_path / "quarantine").iterdir()} == {b"garbage"}
 
 

@@ -2,9 +2,10 @@
 
     write   temporary file ─▶ fsync ─▶ rename ─▶ fsync of the folder ─▶ row in the catalogue
     delete  row in the catalogue ─▶ unlink
+    bad     rename into quarantine ─▶ row in the catalogue
 
-So a crash can leave a temporary file, or an object without a row. It never leaves a row without a complete object. `reconcile`
-cleans up after crashes. One process writes at a time, under a lock on the folder. Reading needs no lock.
+So a crash can leave a temporary file, an object without a row, or the row of a bad object. No other row is without a complete
+object. `reconcile` cleans up after crashes. One process writes at a time, under a lock on the folder. Reading needs no lock.
 
 The budget covers everything in the folder. Objects count with their sizes in the catalogue, other files with their real sizes.
 """
@@ -526,26 +527,23 @@ class Disk(Store):
             if row is None or self._good(row):
                 return row
             if not self._newer(key):
-                self._put_aside(key, row)
+                self._put_aside(key)
                 return None
             self.catalog.remove([key])
             if (stays := self._allocated(key)) is not None:
                 self._strange[key] = stays
         return None
 
-    def _put_aside(self, key: bytes, row: Row | None) -> None:
-        """Moves an object into quarantine, and drops its row. One that cannot be moved keeps the row: it occupies space."""
-        if row is not None:  # first, because a crash may leave an object without a row, but no row without an object
-            self.catalog.remove([key])
+    def _put_aside(self, key: bytes) -> None:
+        """Moves an object into quarantine, and drops its row. One that cannot be moved keeps its row: it occupies space.
+
+        The row goes last, because the object may be good, and only the folder is not: it must not lose its pin in a crash.
+        """
         try:
             self._quarantine.take(self.path(key))
-        except OSError:
-            if row is not None and (size := self._allocated(key)) is not None:
-                with contextlib.suppress(sqlite3.Error):
-                    self._occupy([replace(row, allocated=size)])
-                    if row.pinned:  # it may be good, and only the folder is not
-                        self.catalog.pin([key])
-            raise
+        finally:
+            if self._allocated(key) is None:
+                self.catalog.remove([key])
 
     def _occupy(self, rows: Sequence[Row]) -> None:
         """Gives objects that could not be deleted their rows again: they occupy space. What gets none counts nevertheless."""
@@ -722,7 +720,7 @@ class Disk(Store):
                 raise
             log.warning("not an object that can be used: %s (%s)", self.path(key).name, error)
             if not (isinstance(error, FormatError) and error.reason == "newer"):
-                self._put_aside(key, self.catalog.get(key))
+                self._put_aside(key)
             return None
         return label
 
