@@ -20,7 +20,7 @@ from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.reuse_model import RequestTraits
 
 CALLS = 3000
-_TIER, _BLOCK, _CHAIN, _LONG, _TICK = "memory", 64, 10, 100, 0.01
+_TIER, _BLOCK, _CHAIN, _MANY, _LONG, _TICK = "memory", 64, 10, 30, 100, 0.01
 _ROOT = root_id(b"growth", "")
 
 
@@ -58,11 +58,12 @@ class Tier:
         traits = RequestTraits.of(len(entries), new=number % 9000, siblings=number % 5 - 1, reply=number % 600)
         self.retention.replied([entry.id for entry in entries], traits)
 
-    def evict(self) -> None:
-        victim = self.retention.victim()
-        assert victim is not None
-        self.retention.forget(victim)
-        self._index.remove(victim.id, _TIER)
+    def evict(self, count: int = 1) -> None:
+        for _ in range(count):
+            victim = self.retention.victim()
+            assert victim is not None
+            self.retention.forget(victim)
+            self._index.remove(victim.id, _TIER)
 
 
 def evict(entries: int) -> list[float]:
@@ -71,6 +72,16 @@ def evict(entries: int) -> list[float]:
     for _ in range(CALLS):
         tier.admit(tier.chain(1))
         found.append(taken(tier.evict))
+    return found
+
+
+def make_room(entries: int) -> list[float]:
+    """CPU seconds to evict as many entries as a long prompt has blocks, at once."""
+    tier, found = Tier(entries), []
+    for _ in range(CALLS // _MANY):
+        tier.now += 1  # a prompt takes some seconds
+        tier.admit(tier.chain(_MANY))
+        found.append(taken(partial(tier.evict, _MANY)))
     return found
 
 
@@ -112,7 +123,12 @@ def memory(entries: int, blocks: int) -> float:
 
 
 def measured(entries: int) -> Iterator[Row]:
-    for name, measure in (("look for a victim, evict it", evict), ("admit", admit), ("hit of a hundred blocks", hit)):
+    for name, measure in (
+        ("look for a victim, evict it", evict),
+        ("look for 30 victims, evict them", make_room),
+        ("admit", admit),
+        ("hit of a hundred blocks", hit),
+    ):
         yield row_of(f"retention: {name}", measure(entries))
     for blocks in (1, _CHAIN, _LONG):
         yield Row(f"retention: conversations of {blocks} blocks", "B", memory(entries, blocks))

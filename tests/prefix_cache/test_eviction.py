@@ -16,7 +16,7 @@ from effort import examples
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
 from headstart.prefix_cache.entry import Entry
-from headstart.prefix_cache.eviction import ASIDE, AT_ONCE, HAND, TRIES, Retention
+from headstart.prefix_cache.eviction import ASIDE, AT_ONCE, HAND, PAUSE, TRIES, Retention
 from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits, ReuseHistory, ReuseModel, ReuseStats
 from headstart.prefix_cache.reuse_sample import SAMPLE, ReuseSample
@@ -287,6 +287,30 @@ def test_no_rank_is_older_than_two_rounds(monkeypatch: pytest.MonkeyPatch, leave
         if number > looks:
             assert min(ranks.at[entry.id] for entry in tier.retention._order) >= times[-looks - 1]
     assert tier.retention._reuse._fit is not learned
+
+
+@pytest.mark.parametrize(("leaves", "moves"), [(1500, [1, 1, 2]), (AT_ONCE // 2, None)])
+def test_the_victims_of_a_moment_share_a_move_of_the_hand(
+    monkeypatch: pytest.MonkeyPatch, leaves: int, moves: list[int] | None
+) -> None:
+    """A long prompt evicts many entries in a few calls. A small tier is ranked at once, so its hand need not wait."""
+    tier = full(leaves)
+    moved: list[float] = []
+    move = tier.retention._move_hand
+
+    def counted() -> None:
+        moved.append(tier.retention._now)
+        move()
+
+    monkeypatch.setattr(tier.retention, "_move_hand", counted)
+    found = []
+    for number in range(3):
+        tier.serve(prompt(leaves + number, 1), now=leaves + number * 0.6 * PAUSE)
+        for _ in range(10):
+            tier.evict()
+        found.append(len(moved))
+    assert found == (moves or [found[0]] * 3)
+    assert moves or found[0] >= 1
 
 
 def test_what_is_pinned_in_front_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:

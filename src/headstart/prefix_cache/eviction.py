@@ -4,9 +4,10 @@ An entry that was evicted, or was not admitted, leaves a *ghost*: the record of 
 earlier uses still count. So a new entry that is used often is admitted in the end, and one large prompt that is used once never
 is.
 
-Ranks change with time. They are computed again in rounds, the lowest first. Each look for a victim goes on by `HAND` entries,
-like the hand of a clock, so no call looks at all of them. In a small tier, one call ranks all leaves. There is at most one
-round a second. It begins with learning, if the reuse model has enough new data. An entry is ranked again before it is evicted.
+Ranks change with time. They are computed again in rounds, the lowest first. A look for a victim goes on by `HAND` entries, like
+the hand of a clock, so no call looks at all of them; the hand moves again `PAUSE` later. In a small tier, one call ranks all
+leaves. There is at most one round a second. It begins with learning, if the reuse model has enough new data. An entry is ranked
+again before it is evicted.
 
 A rank is at most as old as two rounds: a leaf may be near the beginning of one and near the end of the next. That error is
 small, because a rank depends on the logarithm of the age: see decisions/2026-11-24-ranks-by-a-hand.md.
@@ -28,8 +29,9 @@ GHOSTS, ENTRIES_PER_GHOST = 1 << 15, 2
 """Most ghosts: this many, or one for so many entries in the tier, whichever is more."""
 STALE = 1.0
 """Least seconds from one round to the next."""
-HAND = 64
-"""Leaves that are ranked again in each look for a victim, until the round is over."""
+HAND, PAUSE = 64, 0.005
+"""Leaves that are ranked again in a look for a victim, until the round is over, and least seconds until the hand goes on again:
+the victims of one call of the engine share a move."""
 AT_ONCE = 1024
 """Most leaves that are ranked again in one call, which takes a millisecond."""
 TRIES = 8
@@ -62,7 +64,7 @@ class Retention:
         self._round: Iterator[None] | None = None
         self._order: EvictionOrder[Entry] = EvictionOrder(by_owner=by_owner)
         self._now = 0.0
-        self._round_began = 0.0
+        self._round_began = self._moved = 0.0
         self._numbers: dict[float, float] = {}  # one object for equal numbers, of which there are few: each takes 24 bytes
 
     def _value(self, key: BlockId, stats: ReuseHistory, now: float) -> float:
@@ -216,7 +218,9 @@ class Retention:
         Args:
             owners: if one of their entries may be evicted, it is one of theirs.
         """
-        if self._round or self._now - self._round_began >= STALE:
+        due = len(self._order) <= AT_ONCE or self._now - self._moved >= PAUSE
+        if due and (self._round or self._now - self._round_began >= STALE):
+            self._moved = self._now
             self._move_hand()
         if self._order.any_aside:
             self._return(self._order.aside(ASIDE))
