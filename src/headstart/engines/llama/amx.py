@@ -41,7 +41,7 @@ PLAIN = frozenset(
 TYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "F16")
 """Types of weights that llama.cpp multiplies with this layout."""
 SLOWER = frozenset({18})
-"""LLAMA_FTYPE_MOSTLY_Q6_K: prompts take 1.2 × as long with AMX (docs/benchmarks.md). Of other types they take less time."""
+"""LLAMA_FTYPE_MOSTLY_Q6_K: prompts take 1.2 × as long with AMX (docs/benchmarks.md). Other types that were measured gain."""
 MEMO = "amx.json"
 _PATIENCE = 60.0
 """Seconds after which a trial is given up. It takes less than one."""
