@@ -1,5 +1,6 @@
 # ruff: noqa: E501
-"""Planted faults: changes of the code that the simulation must find. Each is a text of a module, and what replaces it."""
+"""Planted faults: changes of the code that must be found, by the simulation or by a test. Each is a text of a module, and what
+replaces it. `python tests/planted.py` searches them all, and prints the table of docs/simulation.md."""
 
 from __future__ import annotations
 
@@ -7,24 +8,28 @@ import os
 import shutil
 import subprocess
 import sys
-import time
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import headstart
 
 SOURCE = Path(headstart.__file__).parent
+TESTS = Path(__file__).parent
+HISTORIES = 2000
+"""Most histories for a fault."""
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault. `old` stands once in the module. `rare`: why histories hardly ever find it, and what does."""
+    """A fault. `old` stands once in the module. If histories hardly ever find it, `rare` says why, and `test` finds it."""
 
     name: str
     module: str
     old: str
     new: str
     rare: str = ""
+    test: str = ""
 
     def plant(self, source: Path) -> None:
         path = source / self.module
@@ -35,24 +40,35 @@ class Planted:
 
 @dataclass(frozen=True)
 class Found:
-    """How a planted fault was found; `line` is empty if it was not."""
+    """How a planted fault was found; `line` is empty if it was not. `seconds` are of CPU time, with the start of Python."""
 
     line: str
     seconds: float
 
 
-def search(planted: Planted, folder: Path, histories: int) -> Found:
-    """Runs so many histories, or up to the first that fails, with a copy of the code in which the fault is planted."""
+def search(planted: Planted, folder: Path) -> Found:
+    """Runs histories up to the first that fails, or the fault's test, with a copy of the code in which it is planted."""
     copy = folder / "headstart"
     shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     planted.plant(copy)
-    begun = time.perf_counter()
-    command = [sys.executable, "-m", "headstart.testing.simulation", "--seeds", f"0..{histories - 1}", "--first", "--no-shrink"]
+    simulation = ["headstart.testing.simulation", "--seeds", f"0..{HISTORIES - 1}", "--first", "--no-shrink"]
+    test = ["pytest", "-x", "-p", "no:cacheprovider", "--tb=no", planted.test]
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
-    found = next((line for line in ended.stdout.splitlines() if line.startswith("seed ")), "")
-    assert found or ended.returncode == 0, ended.stderr[-2000:]
-    return Found(found, time.perf_counter() - begun)
+    before = os.times()
+    ended = subprocess.run(
+        [sys.executable, "-m", *(test if planted.test else simulation)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=TESTS.parent if planted.test else folder,
+    )
+    after = os.times()
+    begins = ("FAILED ",) if planted.test else ("seed ",)
+    found = next((line for line in ended.stdout.splitlines() if line.startswith(begins)), "")
+    assert found or ended.returncode == 0, ended.stdout[-1000:] + ended.stderr[-2000:]
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    return Found(found.split(" - ")[0], seconds)
 
 
 PLANTED = (
@@ -88,7 +104,8 @@ PLANTED = (
         "tiers/disk/store.py",
         "            self._strange |= {row.label.key: row.allocated for row in rows}\n",
         "",
-        rare="two faults must meet one eviction: of the file, and of the catalogue (seed 13052474; tests/tiers/disk/test_store.py)",
+        rare="two faults must meet one eviction: of the file, and of the catalogue",
+        test="tests/tiers/disk/test_store.py::test_an_object_that_cannot_be_deleted_and_gets_no_row_again_counts_in_the_budget",
     ),
     Planted(
         "evicted files stay",
@@ -131,7 +148,8 @@ PLANTED = (
         "tiers/write_behind.py",
         '        self.counters["evicted"] += len(gone)\n        self._forget(gone)\n        done',
         '        self.counters["evicted"] += len(gone)\n        done',
-        rare="the look at the catalogue that follows finds the ghosts of what was evicted, so it matters only if that look fails",
+        rare="the look at the catalogue that follows finds it too, so it matters only if that look fails",
+        test="tests/tiers/test_write_behind.py::test_what_is_evicted_is_told_before_what_takes_its_place",
     ),
     Planted("an entry that is written is not pinned", "serving/offload.py", "        entry.holds += 1\n", ""),
     Planted(
@@ -303,11 +321,10 @@ PLANTED = (
         "    busy = 0\n",
     ),
     Planted(
-        "deleted text stays in pages of the catalogue",
+        "deleted text stays in pages of the catalogue",  # without `VACUUM` alone, `secure_delete` still overwrites nearly all of it
         "tiers/disk/schema.py",
         '    database.execute("VACUUM")\n',
-        "",
-        rare="SQLite overwrites what it deletes; a copy stays only where it has moved rows of a larger catalogue to another page",
+        '    database.execute("PRAGMA secure_delete=OFF")\n',
     ),
     Planted("a deleted turn is settled", "serving/expiry.py", "        self._settle.forget(given_up)\n", ""),
     Planted(
@@ -315,8 +332,8 @@ PLANTED = (
         "tiers/disk/catalog_file.py",
         "        if catalog.ages.wiped()[1]:\n            return\n",
         "        return\n",
-        rare="rare: a catalogue that is lost before a server hears of a deletion (found by seeds 500182 and 500198 of 2026-11-25; "
-        "tests/tiers/disk/test_store.py)",
+        rare="a catalogue must be lost before a server hears of a deletion",
+        test="tests/tiers/disk/test_store.py::test_the_loss_of_the_catalogue_does_not_undo_a_deletion",
     ),
     Planted("pinned objects are evicted", "tiers/disk/ranks.py", "children = 0 AND pinned = 0{whose}", "children = 0{whose}"),
     Planted(
@@ -349,28 +366,32 @@ PLANTED = (
         "tiers/write_behind.py",
         "            disk.catalog.unpin(gone)\n",
         "",
-        rare="the answers to all earlier pins of the history must be known (tests/serving/test_stored.py finds it)",
+        rare="the answers to all earlier pins of the history must be known",
+        test="tests/serving/test_stored.py::test_a_pin_outlives_the_server",
     ),
     Planted(
         "unpinning takes what other pinned chains need",
         "serving/stored.py",
         "                if any(child.id in self._pins and child.id not in gone for child in self._index.children(block)):\n",
         "                if False:\n",
-        rare="the catalogue leaves what other pinned objects need too (tests/serving/test_stored.py finds it)",
+        rare="the catalogue leaves what other pinned objects need too",
+        test="tests/serving/test_stored.py::test_shared_beginnings_stay_pinned_as_long_as_one_needs_them",
     ),
     Planted(
         "a pinned chain can be deleted",
         "serving/stored.py",
         "            if any(entry.id in self._pins for entry in going):\n",
         "            if False:\n",
-        rare="the disk looks for pins too, so only a pinned open tail shows it (tests/serving/test_stored.py)",
+        rare="the disk looks for pins too, so only a pinned open tail shows it",
+        test="tests/serving/test_stored.py::test_shared_beginnings_stay_pinned_as_long_as_one_needs_them",
     ),
     Planted(
         "what another server has pinned can be deleted",
         "tiers/disk/store.py",
         "                if any(row.pinned for row in rows):\n",
         "                if False:\n",
-        rare="one server must pin a chain within a quarter of a second before another one deletes it (tests/serving/test_barred.py)",
+        rare="one server must pin a chain within a quarter of a second before another one deletes it",
+        test="tests/serving/test_barred.py::test_what_another_server_has_just_pinned_is_not_deleted",
     ),
     Planted(
         "what only memory has stays after a deletion elsewhere",
@@ -383,7 +404,8 @@ PLANTED = (
         "serving/expiry.py",
         "            slot.unsavable |= len(slot) > 0 and owner_of(slot.root) in whose\n",
         "",
-        rare="a slot must keep text that is nowhere else when another server deletes it (tests/serving/test_barred.py)",
+        rare="a slot must keep text that is nowhere else when another server deletes it",
+        test="tests/serving/test_barred.py::test_what_the_disk_has_evicted_is_forgotten_too",
     ),
     Planted(
         "texts stay after a deletion elsewhere",
@@ -396,14 +418,16 @@ PLANTED = (
         "tiers/catalog_watch.py",
         "        return owners is None or label.owner in owners or (bool(owners) and not label.owner)\n",
         "        return False\n",
-        rare="an object must wait for the disk just while another server deletes it (tests/serving/test_barred.py)",
+        rare="an object must wait for the disk just while another server deletes it",
+        test="tests/serving/test_barred.py::test_what_was_offered_before_is_not_written_afterwards",
     ),
     Planted(
         "a deletion elsewhere takes what is pinned",
         "serving/expiry.py",
         " or disk in entry.copies or entry.id in pins:\n",
         " or disk in entry.copies:\n",
-        rare="the pinned chain must have a part that only memory has (tests/serving/test_barred.py)",
+        rare="the pinned chain must have a part that only memory has",
+        test="tests/serving/test_barred.py::test_what_is_pinned_stays",
     ),
     Planted(
         "a server forgets what a deletion of everything spares",
@@ -422,7 +446,8 @@ PLANTED = (
         "tiers/disk/files.py",
         "        raise errors[0]\n    sync(folder)\n",
         "        raise errors[0]\n",
-        rare="a damaged object must have left the quarantine for want of space before its chain is deleted (seed 1000072 in tests/testing/simulation/test_run.py)",
+        rare="a damaged object must have left the quarantine for want of space before its chain is deleted",
+        test="tests/testing/simulation/test_run.py::test_a_deletion_empties_the_quarantine_for_good",
     ),
     Planted(
         "a deletion leaves the shared store",
@@ -441,7 +466,8 @@ PLANTED = (
         "serving/stored.py",
         "                self._cache.store.shared_offer.take_answers()  # of what the shared store was being sent\n",
         "",
-        rare="an entry must be on its way to the store just when its deletion is answered (seed 7201001; tests/system/test_shared_trouble.py)",
+        rare="an entry must be on its way to the store just when its deletion is answered",
+        test="tests/system/test_shared_trouble.py::test_the_end_of_a_deletion_hears_what_the_store_has_just_answered",
     ),
     Planted(
         "a deletion ends before the shared store has deleted",
@@ -460,7 +486,8 @@ PLANTED = (
         "tiers/shared/envelope.py",
         "    if not label.canonical or not label.serves(wanted):\n",
         "    if not label.canonical:\n",
-        rare="the tag covers the name too (tests/tiers/shared/test_envelope.py)",
+        rare="the tag covers the name too",
+        test="tests/tiers/shared/test_envelope.py::test_each_wrong_object_has_its_reason",
     ),
     Planted(
         "a fleet leaves the earlier turns of a conversation that has moved",
@@ -493,3 +520,16 @@ PLANTED = (
         "            return self._link.store.put(name, blob, age=age)\n",
     ),
 )
+
+
+def main() -> None:
+    for planted in PLANTED:
+        with tempfile.TemporaryDirectory() as folder:
+            found = search(planted, Path(folder))
+        seed, _, words = found.line.removeprefix("FAILED ").partition(": ")
+        how = f"hardly ever by histories: {planted.rare}. `{planted.test}`" if planted.test else f"{words} ({seed})"
+        print(f"| {planted.name} | {how if found.line else '**not found**'} | {found.seconds:.1f} s |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

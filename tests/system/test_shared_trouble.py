@@ -20,8 +20,11 @@ from headstart.explain.causes import Cause
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving import late_fetch, shared_fetch
+from headstart.serving.expiry import Expiry
 from headstart.serving.request import Progress
 from headstart.serving.runtime import Runtime
+from headstart.serving.scheduler import Scheduler
+from headstart.serving.shared_offer import SharedOffer
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from headstart.tiers.disk import Disk
 from headstart.tiers.shared import reading
@@ -337,6 +340,48 @@ def test_when_a_deletion_is_answered_memory_has_nothing_of_it(
             (chain,) = rt.stored.all()
             assert rt.stored.delete(chain.id, chain.owner).entries
             assert not list(rt.cache.index)
+
+
+def test_the_end_of_a_deletion_hears_what_the_store_has_just_answered(
+    key_file: Path, valkey: ValkeyServer, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine thread has looked for answers. Then the store answers, and the deletion ends before another look."""
+    put, erase, look, carry_out = ValkeyStore.put, StoreTier.erase, SharedOffer.take_answers, Scheduler.carry_out
+    deletes, sends, ends = threading.Event(), threading.Event(), threading.Event()
+    left: list[int] = []
+
+    def held(store: ValkeyStore, *arguments: Any, **options: Any) -> bool:
+        assert sends.wait(20)
+        return put(store, *arguments, **options)
+
+    def asked(store: StoreTier, labels: Any) -> Any:
+        deletes.set()
+        return erase(store, labels)
+
+    def looked(offer: SharedOffer) -> bool:
+        found = look(offer)
+        if deletes.is_set() and not sends.is_set():
+            sends.set()
+            assert ends.wait(20)
+        return found
+
+    def carried(scheduler: Scheduler, work: Any) -> Any:
+        done = carry_out(scheduler, work)
+        if sends.is_set():
+            ends.set()
+        return done
+
+    monkeypatch.setattr(ValkeyStore, "put", held)
+    monkeypatch.setattr(StoreTier, "erase", asked)
+    monkeypatch.setattr(SharedOffer, "take_answers", looked)
+    monkeypatch.setattr(Scheduler, "carry_out", carried)
+    monkeypatch.setattr(Expiry, "deletion_ended", lambda expiry: left.append(len(expiry._cache.index)))
+    with start(valkey.url, key_file) as rt:
+        ask(rt, chat(), max_tokens=1)
+        wait_until(lambda: rt.cache.store.shared_offer.reading)
+        (chain,) = rt.stored.all()
+        assert rt.stored.delete(chain.id, chain.owner).entries
+    assert left == [0]
 
 
 def test_a_request_does_not_load_what_was_deleted_while_it_was_on_its_way(

@@ -57,8 +57,8 @@ def rows(number: int, size: int = SIZE) -> Bytes:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[WriteBehind]:
-    tier = WriteBehind(lambda: Disk(folder, BIG), FINGERPRINT, BIG)
+def opened(folder: Path, budget: int = BIG) -> Iterator[WriteBehind]:
+    tier = WriteBehind(lambda: Disk(folder, budget), FINGERPRINT, BIG)
     try:
         yield tier
     finally:
@@ -154,6 +154,19 @@ def test_an_error_that_somebody_keeps_holds_no_file_open(
     assert tier.close(30)
     assert any(isinstance(one, sqlite3.NotSupportedError) for record in caplog.records for one in record.args or ())
     assert not [file.path for file in psutil.Process().open_files() if Path(file.path).is_relative_to(tmp_path)]
+
+
+def test_what_is_evicted_is_told_before_what_takes_its_place(tmp_path: Path) -> None:
+    """The next look at the catalogue would find it too, but later."""
+    found: list[Notice] = []
+    with opened(tmp_path, RESERVE + 4 * 8192) as tier:
+        for number in range(6):
+            tier.offer(label(number), rows(number))
+            waited(tier, found, lambda found, number=number: ObjectStored(label(number)) in found)  # type: ignore[misc]
+            before = found[: found.index(ObjectStored(label(number)))]
+            gone = sum(isinstance(one, ObjectGone) for one in before)
+            assert gone == tier.counters["evicted"]
+    assert gone
 
 
 def test_what_is_offered_again_is_stored(tmp_path: Path, gate: Gate) -> None:
