@@ -178,6 +178,7 @@ class Clients(SimulatedMachine):
         server = self._ready()
         call = Call(event.who, event.talk, seed, event.reply)
         self.calls.append(call)
+        self.seen["other template"] += server.setup.template
         server.serve(call, talk.conversation(self.salts[event.who]))
         while not call.outcome:
             self.here.sleep(0.05)

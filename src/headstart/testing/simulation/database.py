@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from headstart.testing.simulation.disk import SECTOR
-from headstart.testing.simulation.faults import SQL_CODES, sql_error
+from headstart.testing.simulation.faults import CRASHES, SQL_CODES, sql_error
 from headstart.testing.simulation.filesystem import FileSystem, system
 from headstart.testing.simulation.kernel import world
 from headstart.testing.simulation.threads import StandIn
@@ -101,7 +101,7 @@ class Connection(sqlite3.Connection):
             run()
             tear(files, before, world().dice)
             faults.counts[crash] += 1
-            files.crash(crash)
+            files.crash(CRASHES[crash])
         finally:
             faults.crashing -= crash is not None
         world().alive()
@@ -124,11 +124,11 @@ class Connection(sqlite3.Connection):
             return None
         here = world()
         here.say(f"{call}: {kind}")
-        if kind in ("power_loss", "kill"):
-            if kind == "power_loss" and not crashes:
+        if kind in CRASHES:
+            if CRASHES[kind] == "power_loss" and not crashes:
                 return kind
             files.faults.counts[kind] += 1
-            files.crash(kind)
+            files.crash(CRASHES[kind])
             here.alive()
         elif kind in SQL_CODES:
             files.faults.counts[kind] += 1

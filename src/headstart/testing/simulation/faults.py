@@ -64,8 +64,10 @@ MEETS: dict[str, tuple[str, ...]] = {
     "store_swapped": ("shared get",),
 }
 """The calls that each kind of fault can meet."""
+KINDS = (*MEETS, "clock_jump", "little_space")
+"""All kinds of faults. The last two meet who reads the clock, or asks for the free space."""
 CRASHES = {name: name.partition(" ")[0] for name in MEETS if name.startswith(("power_loss", "kill"))}
-"""What a crash is, by its name, which also says when it comes."""
+"""What a crash is, by its kind, which also says when it comes."""
 DISK_FAULTS = tuple(kind for kind, calls in MEETS.items() if calls[0] in (*FILE_CALLS, *SQL_CALLS) and kind not in CRASHES)
 STORE_FAULTS = tuple(kind for kind in MEETS if kind.startswith("store_"))
 ENGINE_FAULTS = tuple(kind for kind, calls in MEETS.items() if calls[0] not in (*FILE_CALLS, *SQL_CALLS, *STORE_CALLS))
@@ -112,7 +114,7 @@ class Faults:
                 if armed.skip < 0:
                     self._armed.remove(armed)
                     self._meets = frozenset(one for left in self._armed for one in MEETS[left.kind])
-                    return CRASHES.get(armed.kind, armed.kind)
+                    return armed.kind
         return None
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.testing.simulation.disk import VirtualDisk
-from headstart.testing.simulation.faults import ERRNOS, Faults, os_error
+from headstart.testing.simulation.faults import CRASHES, ERRNOS, Faults, os_error
 from headstart.testing.simulation.kernel import world
 from headstart.testing.simulation.open_files import FOLDER, Entries, FileLocks, FolderEntry, OpenFile, stat_of
 from headstart.testing.simulation.tasks import Process
@@ -74,9 +74,9 @@ class FileSystem:
         if here.trace is not None:
             here.say(f"{name} {path} {kind or ''}")
         if kind is not None:
-            if kind in ("power_loss", "kill"):
+            if kind in CRASHES:
                 self.faults.counts[kind] += 1
-                self.crash(kind)
+                self.crash(CRASHES[kind])
                 here.alive()
             elif kind in ERRNOS:
                 self.faults.counts[kind] += 1

@@ -45,6 +45,8 @@ class Setup:
         mixed: whether every second server has other options.
         foreign: whether every second server has another model.
         model: stands for its weights.
+        templates: whether every second server has another chat template.
+        template: which one.
         shared: the kind of shared store; "" for none.
         encrypt: whether it has a key for each tenant.
         store: objects that fit into it.
@@ -71,6 +73,8 @@ class Setup:
     mixed: bool = False
     foreign: bool = False
     model: int = 0
+    templates: bool = False
+    template: int = 0
     shared: Literal["", "valkey", "s3"] = ""
     encrypt: bool = False
     store: int = 1000
@@ -85,7 +89,7 @@ class Setup:
             return replace(self, disk=False)
         if number % 2:
             return self
-        other = replace(self, model=1) if self.foreign else self
+        other = replace(self, model=int(self.foreign), template=int(self.templates))
         if not self.mixed:
             return other
         mode: Literal["fast", "exact"] = "fast" if self.mode == "exact" else "exact"
@@ -129,7 +133,8 @@ class Scenario:
         """The history of a seed."""
         dice = random.Random(seed)
         beside = random.Random(f"shared {seed}")  # of its own: histories without a shared store are what they were
-        setup = replace(_with_store(beside, _setup(dice)), pieces=random.Random(f"pieces {seed}").random() < 0.3)
+        setup = _with_store(beside, _setup(dice))
+        setup = replace(setup, pieces=_chance(f"pieces {seed}", 0.3), templates=_chance(f"templates {seed}", 0.15))
         asks = _asks(dice, setup)
         events = [*asks, *_trouble(dice, setup, asks[-1].at), *_wishes(dice, setup, asks)]
         if setup.shared:
@@ -141,6 +146,11 @@ class Scenario:
 
     def only(self, events: tuple[Happening, ...]) -> Scenario:
         return replace(self, events=events)
+
+
+def _chance(of: str, share: float) -> bool:
+    """True in this share of histories. With dice of its own, so histories are otherwise what they were."""
+    return random.Random(of).random() < share
 
 
 def _setup(dice: random.Random) -> Setup:

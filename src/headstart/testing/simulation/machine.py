@@ -205,7 +205,7 @@ class SimulatedMachine:
         self.files.lose_power()
         kept, self.files.after_crash = self.files.after_crash, None
         kept = snapshot(self.files.real) if kept is None else kept
-        self.files.real = self._folder / f"{self._lives}p{self.faults.counts['power_loss']}"
+        self.files.real = self._folder / f"{self._lives}p{self.faults.total}"
         restore(self.files.real, kept)
         try:
             self.checks.erasures.files(self.files)

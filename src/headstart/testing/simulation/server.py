@@ -57,7 +57,7 @@ def options(setup: Setup) -> dict[str, Any]:
         "sliceable": not setup.stateful,
         "least_filling": setup.fills,
         "alphabet": b" thef",  # letters of words, so a text can be made of other tokens than the tokenizer's
-        "tokenizer": tokenizer(),
+        "tokenizer": tokenizer(setup.template),
         "seed": setup.model,
     }
 
@@ -112,6 +112,7 @@ class SimulatedServer:
     """A process with a runtime.
 
     Attributes:
+        setup: its options.
         ready: whether it takes requests.
         closing, closed: whether it is being stopped, or has stopped.
         deletions: what owners have deleted here, answered or not.
@@ -121,7 +122,7 @@ class SimulatedServer:
 
     def __init__(self, here: World, faults: Faults, setup: Setup, checks: Checks, tenants: Tenants, name: str) -> None:
         self._here = here
-        self._setup = setup
+        self.setup = setup
         self._checks = checks
         self._tenants = tenants
         self.process: Process = here.process(name)
@@ -136,7 +137,7 @@ class SimulatedServer:
         here.spawn(self._start, f"{name}: start", self.process)
 
     def _start(self) -> None:
-        self.runtime = Runtime(lambda: self.engine, settings(self._setup), clock=TIME.time, listener=self.watch)
+        self.runtime = Runtime(lambda: self.engine, settings(self.setup), clock=TIME.time, listener=self.watch)
         self.watch.runtime = self.runtime
         expiry = self.runtime.scheduler.expiry
         delete = expiry.delete
@@ -244,7 +245,7 @@ class SimulatedServer:
         require(request.params.reuse or not report.cached, "a request that must compute has reused something")
         assert event.logits is not None
         cold = self._oracle.logits(tokens)
-        if self._setup.mode == "exact":
+        if self.setup.mode == "exact":
             require(event.logits.tobytes() == cold, "exact mode: other logits than those of a cold run")
         else:
             same = np.array_equal(np.argsort(event.logits), np.argsort(np.frombuffer(cold, np.float32)))
@@ -259,7 +260,7 @@ class SimulatedServer:
         if params.ignore_eos:
             never = tuple((token, float("-inf")) for token in sorted(self.engine.tokenizer.eog))
             sampling = Sampling(sampling.temperature, seed=sampling.seed, logit_bias=never)
-        if self._setup.mode == "exact" or sampling.temperature <= 0:
+        if self.setup.mode == "exact" or sampling.temperature <= 0:
             assert params.max_tokens is not None
             cold = self._oracle.reply(request.prompt.tokens, sampling, params.max_tokens)
             require(event.tokens == cold[: len(event.tokens)], "another reply than that of a cold run")

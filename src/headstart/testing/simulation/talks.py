@@ -16,7 +16,9 @@ from headstart.testing.simulation.history import Happening
 WORDS = (
     " the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one"
 ).split()
-TEMPLATE = "{% if style %}{{ 'style ' + style + '\n' }}{% endif %}" + CHATML
+_TEMPLATE = "{% if style %}{{ 'style ' + style + '\n' }}{% endif %}" + CHATML
+TEMPLATES = _TEMPLATE, _TEMPLATE.replace("<|im_end|>\n", "<|im_end|>")
+"""Prompts of both begin with the same system prompt."""
 SPOKEN = tuple(f" {word}" for word in WORDS)
 SYSTEM = 24
 """Words of a system prompt."""
@@ -25,9 +27,9 @@ LONGEST = 12
 
 
 @cache
-def tokenizer() -> FakeTokenizer:
-    """The tokenizer of all models."""
-    return FakeTokenizer((*SPOKEN, "user\n", "assistant\n", "system\n"), chat_template=TEMPLATE)
+def tokenizer(template: int = 0) -> FakeTokenizer:
+    """The tokenizer of all models, with one of the templates."""
+    return FakeTokenizer((*SPOKEN, "user\n", "assistant\n", "system\n"), chat_template=TEMPLATES[template])
 
 
 def compiled(source: str, names: Mapping[str, str]) -> Template:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headstart.testing.simulation.faults import KINDS
 from headstart.testing.simulation.run import Result
 
 CLIENTS = (
@@ -19,6 +20,7 @@ CLIENTS = (
     "again",
     "retry",
     "style",
+    "other template",
     "flood",
     "abort",
     "restart",
@@ -123,7 +125,7 @@ class Totals:
             ("steps checked", f"{self.seen['step']:,}"),
             ("evicted", f"{self.seen['evicted from memory']:,} from memory, {self.seen['evicted from disk']:,} from disk"),
             ("faults met", f"{self.faults.total():,}"),
-            *((f"  {kind}", f"{count:,}") for kind, count in self.faults.most_common()),
+            *((f"  {kind}", f"{count:,}") for kind, count in Counter(dict.fromkeys(KINDS, 0) | self.faults).most_common()),
             ("power failures took", ", ".join(f"{what} {count:,}" for what, count in self.lost.most_common())),
             ("clients did", ", ".join(f"{what} {self.seen[what]:,}" for what in CLIENTS if self.seen[what])),
         ]
