@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 
 from headstart.tiers.disk import catalog as disk_catalog
 from headstart.tiers.disk.ages import TOMBSTONES
@@ -84,6 +84,10 @@ class KnownKeys:
                 if not among and number:  # the range before it takes its range
                     del self._lists[number], self._lows[number]
 
+    def lists(self) -> list[list[bytes]]:
+        """The lists that have keys, of at most `LARGE` each. They change with the set."""
+        return [keys for keys in self._lists if keys]
+
     def ranges(self) -> list[KeyRange]:
         """Ranges that have all keys, of at most `LARGE` keys each."""
         return [*pairwise([*self._lows, _END])]
@@ -133,7 +137,7 @@ class CatalogWatch:
         self._fingerprint, self._began = fingerprint, began
         self._pinned: frozenset[bytes] = frozenset()
         self._found: list[Notice] = []
-        self._unseen: set[bytes] = set()
+        self._unseen: list[list[bytes]] = []  # keys that were known when the disk was closed
         self.restart()
 
     def restart(self) -> None:
@@ -198,18 +202,20 @@ class CatalogWatch:
         self.more = more or not (self.compared and reports)
         return self.take_found()
 
-    def lose_sight(self) -> list[bytes]:
-        """The disk is closed. Returns what was known. What a user erases until it is opened again is reported afterwards."""
-        keys = list(self.known)
-        self._unseen.update(keys)
-        self.known = KnownKeys()
-        return keys
+    def lose_sight(self) -> KnownKeys:
+        """The disk is closed. Returns what was known. What a user erases until it is opened again is reported afterwards.
+
+        There may be a million keys, so none is copied, and each list of them is freed by itself.
+        """
+        lost, self.known = self.known, KnownKeys()
+        self._unseen += lost.lists()
+        return lost
 
     def _lost_sight_of(self, catalog: Catalog) -> Iterator[Notice]:
         """What has gone of the objects that were known when the disk was closed."""
-        keys = set(islice(self._unseen, PIECE))
-        yield from self._vanished(catalog, {key for key in keys if key not in self.known})
-        self._unseen -= keys
+        if self._unseen:
+            yield from self._vanished(catalog, {key for key in self._unseen[-1] if key not in self.known})
+            self._unseen.pop()  # afterwards: a fault may end this
 
     def take_found(self) -> list[Notice]:
         found, self._found = self._found, []
