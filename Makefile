@@ -62,6 +62,8 @@ bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plot
 	$(BIN)/python -m benchmarks.constrained
 	$(BIN)/python -m benchmarks.http
 	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.growth_disk --start
+	$(BIN)/python -m benchmarks.growth_disk --decode --entries 100000
 
 # For some processors llama.cpp needs flags (docs/install.md): with AMX, what GCC builds crashes otherwise; with AVX512-FP16,
 # replies of some models would be slow.

@@ -17,20 +17,34 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from hashlib import sha256
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.growth_rows import taken
 from headstart.interfaces.tokens import Tokens, as_tokens
-from headstart.interfaces.traits import Traits
 from headstart.prefix_cache.blocks import Chain, block_id, root_id
-from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.planner import Costs, Mode, SlotView, plan
 from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.tiers.disk import Disk, Label, files
+
+
+def _of(name: str, *modules: str) -> Any:
+    """What the first of these modules that this version has defines."""
+    return getattr(import_module(next(one for one in modules if find_spec(one))), name)
+
+
+if TYPE_CHECKING:
+    from headstart.interfaces.traits import Traits
+    from headstart.prefix_cache.entry import Entry
+else:
+    Traits = _of("Traits", "headstart.interfaces.traits", "headstart.interfaces.engine")
+    Entry = _of("Entry", "headstart.prefix_cache.entry", "headstart.prefix_cache.index")
 
 BLOCK, TAIL, LONG, TIER, TICK = 64, 20, 100, "memory", 0.01
 ROOT = root_id(b"benchmark", "")
