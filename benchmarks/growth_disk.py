@@ -347,7 +347,10 @@ def main() -> None:
     parser.add_argument("--entries", type=int, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--start", action="store_true", help="the first reply after a start")
     parser.add_argument("--decode", action="store_true", help="decoding beside eviction; needs a quiet machine")
-    parser.add_argument("--pause", type=float, nargs="+", default=[0.1], metavar="S", help="between evictions of 4 MiB (0.1)")
+    parser.add_argument(
+        "--pause", type=float, nargs="+", default=[0.7], metavar="S",
+        help="between evictions of 4 MiB (0.7: the bundled model computes as much KV in that time)",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=9, help="pairs of replies (9)")
     chosen = parser.parse_args()
     for entries in chosen.entries:
