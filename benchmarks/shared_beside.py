@@ -197,11 +197,11 @@ class BusyServer:
 
 
 @contextmanager
-def busy_server(folder: Path) -> Iterator[BusyServer]:
+def busy_server(folder: Path, threads: int) -> Iterator[BusyServer]:
     store, key_file = of_tests("stores").ValkeyServer(folder), folder / "fleet.key"
     keys = FleetKeys.generate()
     keys.save(key_file)
-    options: dict[str, Any] = {"ctx": 8192, "slots": 2, "threads": 2, "memory_budget": BUDGET, "settle": "off"}
+    options: dict[str, Any] = {"ctx": 8192, "slots": 2, "threads": threads, "memory_budget": BUDGET, "settle": "off"}
     settings = Settings(model=str(demo_model()), shared=store.url, shared_key_file=key_file, **options)
     try:
         with Runtime(lambda: registry.load(settings.engine_options(), None), settings) as runtime:
@@ -212,8 +212,8 @@ def busy_server(folder: Path) -> Iterator[BusyServer]:
         store.kill()
 
 
-def one_round() -> list[dict[str, float]]:
-    with tempfile.TemporaryDirectory() as folder, busy_server(Path(folder)) as server:
+def one_round(threads: int) -> list[dict[str, float]]:
+    with tempfile.TemporaryDirectory() as folder, busy_server(Path(folder), threads) as server:
         server.ask(server.new(12), 30)
         found = [server.beside(lambda: server.come(0, "shared"))]
         server.go_on(1)  # in the other slot, and in cells that the first conversation has used
@@ -234,14 +234,15 @@ def _times(process: str | int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shared_beside", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2, help="of the engine (2); with 1 a core of two is free for the tier")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(one_round()), flush=True)
+        print(json.dumps(one_round(options.threads)), flush=True)
         os._exit(0)
     rounds = []
     for _ in range(options.rounds):
-        command = [sys.executable, "-m", "benchmarks.shared_beside", "--one"]
+        command = [sys.executable, "-m", "benchmarks.shared_beside", "--one", "--threads", str(options.threads)]
         ended = subprocess.run(command, capture_output=True, text=True)
         if ended.returncode:  # a conversation did not come from where it should: the report says why
             Console(width=200).print("a round is left out:", ended.stderr.splitlines()[-1:])
