@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from hashlib import sha256
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,6 +27,7 @@ def few(request: pytest.FixtureRequest) -> Iterator[None]:
     """The number of values of a dict that is divided."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(id_map, "LARGE", request.param)
+        patch.setattr(id_map, "SPREAD", min(id_map.SPREAD, request.param // 2))
         patch.setattr(id_map, "PIECE", 3)
         yield
 
@@ -52,6 +55,17 @@ def test_it_is_a_dict(changes: list[tuple[bool, int]]) -> None:
         pass
     assert not len(found)
     assert not list(found)
+
+
+def test_dicts_are_divided_one_after_the_other() -> None:
+    """They are about equal. If all were divided at once, the collector would have very much to look at in one pass."""
+    found, dice, counts = IdMap[int](), random.Random(0), [1]
+    for number in range(100_000):
+        found[dice.randbytes(32)] = number
+        if number % 1000 == 0:
+            counts.append(len(found._different))
+    assert counts[-1] == 64
+    assert max(after - before for before, after in pairwise(counts)) < 8
 
 
 @pytest.mark.usefixtures("few")

@@ -8,6 +8,7 @@ are about equal. There are no more than needed: 256 small ones would take 60 byt
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import chain
 from typing import Generic, TypeVar
@@ -16,8 +17,10 @@ from headstart.interfaces.tokens import BlockId
 
 HeldT = TypeVar("HeldT")
 
-LARGE = 2_560
-"""A dict of more than one first byte is divided when it has so many values. That takes two milliseconds."""
+LARGE, SPREAD = 2_560, 768
+"""A dict of more than one first byte is divided when it has at most so many values, which takes two milliseconds; some are
+divided up to `SPREAD` values earlier. All are about equal, so they would be divided at once otherwise, and the collector would
+look at all that is new in one pass."""
 PIECE = 256
 """Most values of a piece."""
 _FIRSTS = (b"", *(bytes([first]) for first in range(256)))
@@ -26,13 +29,14 @@ _FIRSTS = (b"", *(bytes([first]) for first in range(256)))
 class IdMap(Generic[HeldT]):
     """Values by id."""
 
-    __slots__ = ("_count", "_different", "_parts")
+    __slots__ = ("_count", "_different", "_limits", "_parts")
 
     def __init__(self) -> None:
         self._count = 0
         whole: dict[BlockId, HeldT] = {}
         # By first byte. Neighbours may share a dict: those of a range.
         self._parts = dict.fromkeys(_FIRSTS, whole)
+        self._limits = dict.fromkeys(_FIRSTS, LARGE)  # by first byte: with how many values its dict is divided
         self._different = [whole]  # each dict once, in order. It is replaced when one is divided
 
     def __len__(self) -> int:
@@ -48,10 +52,11 @@ class IdMap(Generic[HeldT]):
         return self._parts[key[:1]][key]
 
     def __setitem__(self, key: BlockId, value: HeldT) -> None:
-        part = self._parts[key[:1]]
+        byte = key[:1]
+        part = self._parts[byte]
         self._count += key not in part
         part[key] = value
-        if not len(part) % LARGE:  # seldom, also for a dict that is not divided any more
+        if len(part) >= self._limits[byte]:
             self._divide(part, key[0] + 1 if key else 0)
 
     def __delitem__(self, key: BlockId) -> None:
@@ -106,13 +111,21 @@ class IdMap(Generic[HeldT]):
         while first and self._parts[_FIRSTS[first - 1]] is part:
             first -= 1
         if end - first == 1:
+            self._limits[_FIRSTS[first]] = sys.maxsize
             return
         middle = (first + end) // 2
         lower: dict[BlockId, HeldT] = {}
         upper: dict[BlockId, HeldT] = {}
         self._parts.update(dict.fromkeys(_FIRSTS[first:middle], lower))
         self._parts.update(dict.fromkeys(_FIRSTS[middle:end], upper))
+        self._limits.update(dict.fromkeys(_FIRSTS[first:middle], _limit(first)))
+        self._limits.update(dict.fromkeys(_FIRSTS[middle:end], _limit(middle)))
         at = next(number for number, one in enumerate(self._different) if one is part)
         self._different = [*self._different[:at], lower, upper, *self._different[at + 1 :]]
         for key, value in part.items():
             self._parts[key[:1]][key] = value
+
+
+def _limit(first: int) -> int:
+    """Of the dict whose range begins with a first byte. Those of neighbours are far from each other."""
+    return LARGE - first * 159 % 256 * SPREAD // 256
