@@ -506,6 +506,8 @@ class WriteBehind:
                 log.warning(warning, show_size(self._disk.budget), OptionText(option("disk_budget")))
             self._sizes = (self._disk.used, self._disk.budget, self._disk.reserved, len(self._disk))
             small = self._upkeep.small(self._disk)
+            if not small:  # the clean-up waits until all rows are read
+                self._disk.keep_room()
             # Beside a large catalogue there are at most the objects of the writes in which processes have crashed.
             self._upkeep.untidied = small and self._disk.strays()
             if small:  # otherwise the thread does it, piece by piece

@@ -1105,3 +1105,36 @@ def test_what_is_put_aside_keeps_its_pin_until_it_is_there() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_room_is_kept_for_what_a_crash_left_before_all_rows_are_read() -> None:
+    """Power failed in a write, so objects had no row. A large folder is cleaned up when its rows have been read, and what was
+    written until then filled the budget."""
+    history = Scenario(
+        1242,
+        Setup(
+            mode="exact",
+            stateful=True,
+            slots=4,
+            memory=15,
+            objects=26,
+            transfer=256,
+            expire=40.0,
+            share=0.6,
+            stall=0.02,
+            shared="valkey",
+            store=20,
+            fills=1,
+            pieces=True,
+        ),
+        (
+            Happening(0.5, "ask", who=1, talk=2, how="turn", size=1, seed=586966839, reply=9),
+            Happening(0.5092, "ask", who=1, how="turn", size=8, seed=921418273, reply=5),
+            Happening(0.5277, "ask", how="turn", size=12, seed=1049811633, reply=10),
+            Happening(2.0136, "ask", talk=2, how="turn", size=12, seed=270192871, reply=1),
+            Happening(11.9325, "restart", seed=240554147, reply=1),
+            Happening(12.0216, "fault", how="power_loss while writing", size=10, reply=1),
+            Happening(12.0628, "ask", who=1, talk=1, how="turn", size=15, seed=788501010, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

@@ -988,6 +988,9 @@ def test_room_is_kept_for_what_is_not_seen_yet(tmp_path: Path, monkeypatch: pyte
     disk.catalog.remove([label(19, 18).key])
     disk.close()
     disk = Disk(tmp_path, disk_store.RESERVE + 20 * 16384)
+    disk.keep_room()
+    disk.write([(label(40), rows(40)), (label(41), rows(41))])
+    assert occupied(tmp_path) <= 20 * 16384
     pieces = disk.tidy(whole=False)
     next(pieces)
     disk.write([(label(50), rows(50))])

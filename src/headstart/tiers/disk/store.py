@@ -614,6 +614,10 @@ class Disk(Store):
             gone += [*piece.dropped, *piece.evicted]
         return sorted((label for label in found if label.key not in gone), key=lambda label: label.start), gone
 
+    def keep_room(self) -> None:
+        """Keeps some bytes free until `tidy` has ended: a crash may have left objects without a row."""
+        self._unseen = UNSEEN
+
     def tidy(self, *, evict: bool = True, whole: bool = True, rows: bool = True) -> Iterator[Tidied]:
         """Does what `reconcile` does, in pieces. Others may write between two of them.
 
