@@ -47,28 +47,36 @@ class Found:
 
 
 def search(planted: Planted, folder: Path) -> Found:
-    """Runs histories up to the first that fails, or the fault's test, with a copy of the code in which it is planted."""
+    """Runs histories up to the first that fails, or the fault's test, with a copy of the code in which it is planted.
+
+    Without it, the same history must not fail.
+    """
     copy = folder / "headstart"
     shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     planted.plant(copy)
-    simulation = ["headstart.testing.simulation", "--seeds", f"0..{HISTORIES - 1}", "--first", "--no-shrink"]
-    test = ["pytest", "-x", "-p", "no:cacheprovider", "--tb=no", planted.test]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     before = os.times()
-    ended = subprocess.run(
-        [sys.executable, "-m", *(test if planted.test else simulation)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=TESTS.parent if planted.test else folder,
-    )
+    ended = _run(folder, *(("pytest", "-x", "--tb=no", planted.test) if planted.test else _simulate(f"0..{HISTORIES - 1}")))
     after = os.times()
     begins = ("FAILED ",) if planted.test else ("seed ",)
     found = next((line for line in ended.stdout.splitlines() if line.startswith(begins)), "")
     assert found or ended.returncode == 0, ended.stdout[-1000:] + ended.stderr[-2000:]
+    if found and not planted.test:
+        seed = found.removeprefix("seed ").partition(":")[0]
+        without = _run(SOURCE.parent, *_simulate(f"{seed}..{seed}"))
+        assert without.returncode == 0, f"it fails without the planted fault too: {without.stdout}"
     seconds = after.children_user + after.children_system - before.children_user - before.children_system
     return Found(found.split(" - ")[0], seconds)
+
+
+def _simulate(seeds: str) -> tuple[str, ...]:
+    return "headstart.testing.simulation", "--seeds", seeds, "--first", "--no-shrink"
+
+
+def _run(code: Path, module: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Runs a module with the code in a folder."""
+    environment = {**os.environ, "PYTHONPATH": str(code), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", module, *options]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=TESTS.parent)
 
 
 PLANTED = (
