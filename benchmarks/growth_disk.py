@@ -349,7 +349,7 @@ def main() -> None:
     parser.add_argument("--decode", action="store_true", help="decoding beside eviction; needs a quiet machine")
     parser.add_argument(
         "--pause", type=float, nargs="+", default=[0.7], metavar="S",
-        help="between evictions of 4 MiB (0.7: the bundled model computes as much KV in that time)",
+        help="between evictions of 4 MiB (0.7: without AMX the bundled model computes as much KV in that time)",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=9, help="pairs of replies (9)")
     chosen = parser.parse_args()

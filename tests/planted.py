@@ -49,20 +49,21 @@ class Found:
 def search(planted: Planted, folder: Path) -> Found:
     """Runs histories up to the first that fails, or the fault's test, with a copy of the code in which it is planted.
 
-    Without it, the same history must not fail.
+    Without it, the same history or test must not fail.
     """
     copy = folder / "headstart"
     shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     planted.plant(copy)
     before = os.times()
-    ended = _run(folder, *(("pytest", "-x", "--tb=no", planted.test) if planted.test else _simulate(f"0..{HISTORIES - 1}")))
+    test = "pytest", "-x", "-p", "no:cacheprovider", "--tb=no", planted.test
+    ended = _run(folder, *(test if planted.test else _simulate(f"0..{HISTORIES - 1}")))
     after = os.times()
     begins = ("FAILED ",) if planted.test else ("seed ",)
     found = next((line for line in ended.stdout.splitlines() if line.startswith(begins)), "")
     assert found or ended.returncode == 0, ended.stdout[-1000:] + ended.stderr[-2000:]
-    if found and not planted.test:
+    if found:
         seed = found.removeprefix("seed ").partition(":")[0]
-        without = _run(SOURCE.parent, *_simulate(f"{seed}..{seed}"))
+        without = _run(SOURCE.parent, *(test if planted.test else _simulate(f"{seed}..{seed}")))
         assert without.returncode == 0, f"it fails without the planted fault too: {without.stdout}"
     seconds = after.children_user + after.children_system - before.children_user - before.children_system
     return Found(found.split(" - ")[0], seconds)

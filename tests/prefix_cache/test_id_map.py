@@ -65,7 +65,7 @@ def test_dicts_are_divided_one_after_the_other() -> None:
         if number % 1000 == 0:
             counts.append(len(found._different))
     assert counts[-1] == 64
-    assert max(after - before for before, after in pairwise(counts)) < 8
+    assert max(after - before for before, after in pairwise(counts)) <= 5
 
 
 @pytest.mark.usefixtures("few")

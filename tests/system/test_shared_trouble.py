@@ -366,8 +366,9 @@ def test_the_end_of_a_deletion_hears_what_the_store_has_just_answered(
         return found
 
     def carried(scheduler: Scheduler, work: Any) -> Any:
+        is_end = sends.is_set()
         done = carry_out(scheduler, work)
-        if sends.is_set():
+        if is_end:
             ends.set()
         return done
 
@@ -381,6 +382,7 @@ def test_the_end_of_a_deletion_hears_what_the_store_has_just_answered(
         wait_until(lambda: rt.cache.store.shared_offer.reading)
         (chain,) = rt.stored.all()
         assert rt.stored.delete(chain.id, chain.owner).entries
+    assert ends.is_set()
     assert left == [0]
 
 

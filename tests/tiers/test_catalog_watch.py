@@ -352,6 +352,11 @@ def test_what_is_erased_while_the_disk_is_closed_is_found(catalogs: tuple[Catalo
     watch = CatalogWatch(FINGERPRINT)
     look(watch, ours)
     assert {*watch.lose_sight()} == {one.key for one in held}
+    for _ in range(2):  # the disk fails again before that was compared
+        watch.restart()
+        watch.look(ours, tidied=False)
+        assert {*watch.lose_sight()} == {one.key for one in held}
+    assert sorted(key for keys in watch._unseen for key in keys) == sorted(one.key for one in held)
     theirs.remove([held[0].key])
     theirs.ages.erase([held[1].key])
     watch.restart()

@@ -169,6 +169,29 @@ def test_what_is_evicted_is_told_before_what_takes_its_place(tmp_path: Path) -> 
     assert gone
 
 
+def test_room_is_kept_for_what_a_crash_left_though_the_catalogue_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening a large folder has failed half way, and the disk is used."""
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(number), rows(number)) for number in range(6)])
+    disk.close()
+    monkeypatch.setattr(upkeep, "AT_ONCE", 4)
+    kept, agree = list[Disk](), Upkeep.agree
+
+    def busy(self: Upkeep, disk: Disk) -> None:
+        monkeypatch.setattr(Upkeep, "agree", agree)
+        error = sqlite3.OperationalError("database is locked")
+        error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+        raise error
+
+    monkeypatch.setattr(Upkeep, "agree", busy)
+    monkeypatch.setattr(Disk, "keep_room", lambda disk: kept.append(disk))
+    with opened(tmp_path) as tier:
+        assert tier.counters["faults"] == 1
+        assert kept == [tier._disk]
+
+
 def test_what_is_offered_again_is_stored(tmp_path: Path, gate: Gate) -> None:
     found: list[Notice] = []
     with opened(tmp_path) as tier:

@@ -208,7 +208,8 @@ class CatalogWatch:
         There may be a million keys, so none is copied, and each list of them is freed by itself.
         """
         lost, self.known = self.known, KnownKeys()
-        self._unseen += lost.lists()
+        earlier = ([key for key in keys if key not in lost] for keys in self._unseen)  # none twice, however often a disk fails
+        self._unseen = [*filter(None, earlier), *lost.lists()]
         return lost
 
     def _lost_sight_of(self, catalog: Catalog) -> Iterator[Notice]:

@@ -493,6 +493,9 @@ class WriteBehind:
         try:
             self._disk = self._opens()
             self._watch.restart()  # before anything is written: what cannot be written yet may be read, and is to be reported
+            small = self._upkeep.small(self._disk)
+            if not small:  # the clean-up waits until all rows are read; before anything that may fail
+                self._disk.keep_room()
             if not self._begun:
                 self._watch.begin(self._disk.catalog)
                 self._tombstone = self._watch.tombstone
@@ -505,9 +508,6 @@ class WriteBehind:
                 warning = "nothing fits on %s of disk: free some, or give more %s"
                 log.warning(warning, show_size(self._disk.budget), OptionText(option("disk_budget")))
             self._sizes = (self._disk.used, self._disk.budget, self._disk.reserved, len(self._disk))
-            small = self._upkeep.small(self._disk)
-            if not small:  # the clean-up waits until all rows are read
-                self._disk.keep_room()
             # Beside a large catalogue there are at most the objects of the writes in which processes have crashed.
             self._upkeep.untidied = small and self._disk.strays()
             if small:  # otherwise the thread does it, piece by piece
