@@ -483,6 +483,8 @@ PLANTED = (
         "serving/stored.py",
         "            errors = self._error(on_disk), self._error(shared)  # as long as the store has it, a request would fetch it again\n",
         "            errors = self._error(on_disk), None\n",
+        rare="the store must fail, or take longer than the disk, just when it deletes",
+        test="tests/system/test_shared.py::test_who_deletes_hears_that_the_store_failed",
     ),
     Planted(
         "the tag of an object in the shared store is not compared",
