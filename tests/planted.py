@@ -538,7 +538,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             found = search(planted, Path(folder))
         seed, _, words = found.line.removeprefix("FAILED ").partition(": ")
-        how = f"hardly ever by histories: {planted.rare}. `{planted.test}`" if planted.test else f"{words} ({seed})"
+        how = f"`{planted.test}`; histories hardly ever: {planted.rare}" if planted.test else f"{words} ({seed})"
         print(f"| {planted.name} | {how if found.line else '**not found**'} | {found.seconds:.1f} s |", flush=True)
 
 

@@ -205,7 +205,7 @@ class CatalogWatch:
     def lose_sight(self) -> KnownKeys:
         """The disk is closed. Returns what was known. What a user erases until it is opened again is reported afterwards.
 
-        There may be a million keys, so none is copied, and each list of them is freed by itself.
+        There may be a million keys. So their lists are handed over, and each is freed by itself.
         """
         lost, self.known = self.known, KnownKeys()
         earlier = ([key for key in keys if key not in lost] for keys in self._unseen)  # none twice, however often a disk fails

@@ -494,7 +494,7 @@ class WriteBehind:
             self._disk = self._opens()
             self._watch.restart()  # before anything is written: what cannot be written yet may be read, and is to be reported
             small = self._upkeep.small(self._disk)
-            if not small:  # the clean-up waits until all rows are read; before anything that may fail
+            if not small:  # its clean-up waits until all rows are read. What follows here may fail, and the disk be used
                 self._disk.keep_room()
             if not self._begun:
                 self._watch.begin(self._disk.catalog)
