@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
 
 import numpy as np
@@ -33,6 +34,12 @@ def copies_of(copies: Mapping[str, bool]) -> TierCopies:
     key = frozenset(copies.items())
     found = _COPIES.get(key)
     return _COPIES.setdefault(key, MappingProxyType(dict(copies))) if found is None else found
+
+
+@cache
+def only_copy(tier: str, canonical: bool) -> TierCopies:
+    """The copies of an entry that is in one tier."""
+    return copies_of({tier: canonical})
 
 
 class Entry(Siblings["Entry"], ReuseHistory):

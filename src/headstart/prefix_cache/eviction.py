@@ -113,8 +113,11 @@ class Retention:
 
     def _admit(self, entry: Entry, now: float) -> None:
         stats = self._revived(entry, now)
-        entry.last, entry.uses = stats.last, stats.uses
-        entry.request_traits, entry.children = stats.request_traits, stats.children
+        if stats is None:
+            entry.last, entry.uses, entry.request_traits, entry.children = now, 1, UNKNOWN_REQUEST, 0
+        else:
+            entry.last, entry.uses = stats.last, stats.uses
+            entry.request_traits, entry.children = stats.request_traits, stats.children
         entry.followers = self._apart.pop(entry.id, 0)
         self._count += 1
         if self._count > SAMPLE:
@@ -179,7 +182,7 @@ class Retention:
             self.use(entry, now)
             return
         self._now = now
-        stats = self._revived(entry, now)
+        stats = self._revived(entry, now) or ReuseStats(0.0, now, 1)
         stats.request_traits = request_traits
         self._add_ghost(entry.id, stats)
 
@@ -286,13 +289,14 @@ class Retention:
     def _may_go(self, entry: Entry) -> bool:
         return not entry.needed and self._tier in entry.copies
 
-    def _revived(self, entry: Entry, now: float) -> ReuseStats:
-        """The statistics of an entry that is used now and is not in the tier. Its ghost, if it has one, is removed."""
+    def _revived(self, entry: Entry, now: float) -> ReuseStats | None:
+        """The history of an entry that is used now and was used before, with this use. Its ghost is removed."""
         stats = self._ghosts.pop(entry.id)
         if stats is None:
-            if not entry.state and entry.length == self._index.block_size:
+            # What is at position 0 follows a root, and roots have no history.
+            if entry.start and not entry.state and entry.length == self._index.block_size:
                 self._add_child(entry.parent)
-            return ReuseStats(0.0, now, 1)
+            return None
         self._reuse.returned(stats, now)
         stats.use(now)
         return stats

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from headstart.interfaces.tokens import BlockId, Tokens
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
-from headstart.prefix_cache.entry import NO_COPIES, Entry, TierCopies, copies_of
+from headstart.prefix_cache.entry import NO_COPIES, Entry, TierCopies, copies_of, only_copy
 from headstart.prefix_cache.id_map import IdMap
 from headstart.prefix_cache.quota import owner_of
 from headstart.prefix_cache.siblings import WIDTH, Siblings
@@ -178,31 +178,35 @@ class Index:
         """
         known = self._entries.get(entry.id)
         if known is None:
-            known = entry
-            self._attach(entry)
-        elif tier in known.copies and known.copies[tier] >= canonical:
+            self._attach(entry, only_copy(tier, canonical))
+            self._listener.added(entry, tier)
+            return True
+        if tier in known.copies and known.copies[tier] >= canonical:
             return False
         self._set(known, copies_of({**known.copies, tier: canonical}))
-        if known is not entry:
-            known.written = min(known.written, entry.written)
+        known.written = min(known.written, entry.written)
         self._listener.added(known, tier)
         return True
 
-    def _attach(self, entry: Entry) -> None:
-        """Gives a new entry its place. What it has in common with others becomes one object."""
+    def _attach(self, entry: Entry, copies: TierCopies) -> None:
+        """Gives a new entry its copies and its place. What it has in common with others becomes one object."""
         above = self._entries.get(entry.parent)
         owner = entry.owner or (owner_of(entry.parent) if above is None else above.owner)
         entry.owner = self._owners.setdefault(owner, owner)
         entry.start = self._shared(entry.start)
+        entry.copies = copies
         if above is not None:
             entry.parent = above.id
             if entry.packed == above.packed:
                 entry.packed = above.packed
-        elif not entry.state:
-            sibling = self._unattached.setdefault(entry.parent, Siblings()).some()
-            entry.parent = entry.parent if sibling is None else sibling.parent
-        entry.copies = NO_COPIES
         self._entries[entry.id] = entry
+        if not entry.state:
+            siblings: Siblings[Entry] | None = above or self._unattached.get(entry.parent)
+            if siblings is None:
+                siblings = self._unattached[entry.parent] = Siblings()
+            elif above is None and (sibling := siblings.some()) is not None:
+                entry.parent = sibling.parent
+            siblings.put(entry)
         waiting = self._unattached.pop(entry.id, None)
         if waiting is not None:
             waiting.move_to(entry)
@@ -217,17 +221,14 @@ class Index:
         return self._starts[number]
 
     def _set(self, entry: Entry, after: TierCopies) -> None:
-        """Replaces the copies of an entry, and moves it among its siblings."""
-        before = entry.copies
-        if entry.state or (before and after and entry.canonical == (True in after.values())):
+        """Replaces the copies of a stored entry, and moves it among its siblings."""
+        if entry.state or entry.canonical == (True in after.values()):
             entry.copies = after
             return
-        siblings = self._entries.get(entry.parent) or self._unattached[entry.parent]
-        if before:
-            siblings.take(entry)
+        siblings = self._after(entry.parent)
+        siblings.take(entry)
         entry.copies = after
-        if after:
-            siblings.put(entry)
+        siblings.put(entry)
 
     def wants(self, key: BlockId, tier: str, *, canonical: bool) -> bool:
         """Whether `add` would accept such a copy."""

@@ -83,7 +83,7 @@ _USUAL_FIT = np.concatenate([np.full(OCTAVES, _USUAL), _BASE])
 _NO_INTERVALS = np.zeros((KINDS, OCTAVES))
 
 Table = npt.NDArray[np.float64]
-"""Kinds × octaves, or × traits."""
+"""Kinds × octaves, or × traits; `ReuseModel.counts` has two."""
 Rates: TypeAlias = "array[float]"
 """The rates of one kind, by octave. A list of numbers takes three times the memory."""
 
@@ -204,11 +204,7 @@ class Histories:
 
 
 class ReuseModel:
-    """The counts of reuse intervals of one tier, and the rates that follow from them. See the module.
-
-    Attributes:
-        counts: 2 × `KINDS` × `OCTAVES`: intervals that have ended, and intervals that were still open when they were dropped.
-    """
+    """The counts of reuse intervals of one tier, and the rates that follow from them. See the module."""
 
     def __init__(self) -> None:
         self.counts = np.zeros((2, KINDS, OCTAVES))
@@ -216,6 +212,16 @@ class ReuseModel:
         self._fit = _USUAL_FIT
         self._ended = self._lasted = _NO_INTERVALS
         self._rates: dict[int, Rates] = {}
+
+    @property
+    def counts(self) -> Table:
+        """2 × `KINDS` × `OCTAVES`: intervals that have ended, and intervals that were still open when they were dropped."""
+        return self._counts
+
+    @counts.setter
+    def counts(self, counts: Table) -> None:
+        self._counts = counts
+        self._flat = counts.data.cast("B").cast("d")  # the same numbers; one is changed in a third of the time here
 
     def returned(self, stats: ReuseHistory, now: float) -> None:
         """An entry is used again. Call it before `stats` is updated."""
@@ -308,7 +314,7 @@ class ReuseModel:
         return (high := value * _TO_8_BITS) - (high - value)
 
     def _count(self, row: int, stats: ReuseHistory, now: float) -> None:
-        self.counts[row, stats.kind, stats.age(now)] += stats.request_traits.weight
+        self._flat[(row * KINDS + stats.kind) * OCTAVES + stats.age(now)] += stats.request_traits.weight
         self.left()
         if self._intervals > MEMORY:
             self.counts *= 0.5

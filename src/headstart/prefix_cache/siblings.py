@@ -182,6 +182,8 @@ def _packed(node: Sibling) -> bytes:
 def _at_most(group: SiblingGroup[Node], packed: bytes) -> Node | None:
     """The last one whose bytes are `packed` or before it."""
     if isinstance(group, SortedKeyList):
+        if packed < group[0].packed:
+            return None
         return next(group.irange_key(None, packed, reverse=True), None)
     return group if group is not None and group.packed <= packed else None
 
