@@ -52,6 +52,7 @@ bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plot
 	$(BIN)/python -m benchmarks.short
 	$(BIN)/python -m benchmarks.turns
 	$(BIN)/python -m benchmarks.turns --cold
+	$(BIN)/python -m benchmarks.cold_causes
 	$(BIN)/python -m benchmarks.exact
 	$(BIN)/python -m benchmarks.restart
 	$(BIN)/python -m benchmarks.disk
