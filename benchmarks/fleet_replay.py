@@ -35,7 +35,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +171,7 @@ def beginning(trace: Trace, requests: int, seconds: float, shrink: int = 1) -> T
 
     An id of a block depends on the blocks before it, so the last id stands for blocks that are joined.
     """
-    first, join = trace.requests[:requests], max(1, LEAST * shrink // trace.block_size)
+    first, join = unrounded(trace.requests[:requests]), max(1, LEAST * shrink // trace.block_size)
     scale = seconds / max(1e-9, first[-1].at - first[0].at)
 
     def less(one: TracedRequest) -> TracedRequest:
@@ -179,6 +179,20 @@ def beginning(trace: Trace, requests: int, seconds: float, shrink: int = 1) -> T
         return TracedRequest((one.at - first[0].at) * scale, blocks, prompt, reply, session=one.session)
 
     return replace(trace, block_size=trace.block_size * join // shrink, requests=tuple(map(less, first)))
+
+
+def unrounded(requests: Sequence[TracedRequest]) -> list[TracedRequest]:
+    """The same requests. Those without a session that have one time come evenly until the next time.
+
+    The times of Mooncake's conversations are whole three seconds. If all of one time came at once, their order would decide
+    their first tokens, and the trace does not tell it.
+    """
+    found: list[TracedRequest] = []
+    times = [[*together] for _, together in groupby(requests, key=lambda one: one.at)]
+    for together, later in zip(times, [*times[1:], times[-1]], strict=True):
+        step = (later[0].at - together[0].at) / len(together)
+        found += [replace(one, at=one.at + step * place) if one.session < 0 else one for place, one in enumerate(together)]
+    return found
 
 
 def tokens_of(trace: Trace, number: int, salt: int = 0) -> list[int]:

@@ -1,8 +1,9 @@
-"""Recorded sessions that several users hold (`benchmarks.users`)."""
+"""Recorded traffic for fleets: sessions that several users hold (`benchmarks.users`), and times that were rounded."""
 
 from __future__ import annotations
 
 import numpy as np
+from benchmarks.fleet_replay import unrounded
 from benchmarks.users import by_users
 
 from headstart.interfaces.tokens import as_tokens
@@ -31,3 +32,11 @@ def test_each_user_has_its_own_conversations_behind_what_all_share() -> None:
         assert second.blocks[: len(first.blocks)].tolist() == first.blocks.tolist()
     pauses = sorted(second.at - first.at for first, second in sessions.values())
     assert np.allclose(pauses, [5, 5, 5, 6, 6, 6])
+
+
+def test_requests_of_one_time_come_evenly_until_the_next() -> None:
+    alone = [turn(at, -1, number) for number, at in enumerate((0, 0, 0, 3, 3, 6))]
+    assert [one.at for one in unrounded(alone)] == [0, 1, 2, 3, 4.5, 6]
+    assert [one.blocks for one in unrounded(alone)] == [one.blocks for one in alone]
+    assert unrounded(RECORDED.requests) == list(RECORDED.requests)
+    assert unrounded([turn(0, 5, 1), turn(0, 6, 1), turn(2, 5, 1)])[1].at == 0, "a session keeps its pauses"
