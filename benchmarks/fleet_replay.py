@@ -166,12 +166,16 @@ class Served:
     fetched: int
 
 
-def beginning(trace: Trace, requests: int, seconds: float, shrink: int = 1) -> Trace:
+def beginning(trace: Trace, requests: int, seconds: float, shrink: int = 1, *, at_once: bool = False) -> Trace:
     """The first requests of a trace, in so many seconds, with a part of its tokens: a small machine makes and copies them all.
 
     An id of a block depends on the blocks before it, so the last id stands for blocks that are joined.
+
+    Args:
+        at_once: requests of one recorded time come at once. Otherwise see `unrounded`.
     """
-    first, join = unrounded(trace.requests[:requests]), max(1, LEAST * shrink // trace.block_size)
+    first, join = trace.requests[:requests], max(1, LEAST * shrink // trace.block_size)
+    first = first if at_once else unrounded(first)
     scale = seconds / max(1e-9, first[-1].at - first[0].at)
 
     def less(one: TracedRequest) -> TracedRequest:
@@ -181,7 +185,7 @@ def beginning(trace: Trace, requests: int, seconds: float, shrink: int = 1) -> T
     return replace(trace, block_size=trace.block_size * join // shrink, requests=tuple(map(less, first)))
 
 
-def unrounded(requests: Sequence[TracedRequest]) -> list[TracedRequest]:
+def unrounded(requests: Sequence[TracedRequest]) -> tuple[TracedRequest, ...]:
     """The same requests. Those without a session that have one time come evenly until the next time.
 
     The times of Mooncake's conversations are whole three seconds. If all of one time came at once, their order would decide
@@ -192,7 +196,7 @@ def unrounded(requests: Sequence[TracedRequest]) -> list[TracedRequest]:
     for together, later in zip(times, [*times[1:], times[-1]], strict=True):
         step = (later[0].at - together[0].at) / len(together)
         found += [replace(one, at=one.at + step * place) if one.session < 0 else one for place, one in enumerate(together)]
-    return found
+    return tuple(found)
 
 
 def tokens_of(trace: Trace, number: int, salt: int = 0) -> list[int]:
@@ -210,7 +214,8 @@ def tokens_of(trace: Trace, number: int, salt: int = 0) -> list[int]:
 def prepared(whole: FleetWorkload, replicas: int, options: argparse.Namespace) -> tuple[FleetWorkload, FleetPlan]:
     """What is replayed, and the fleet."""
     if not options.users:
-        work = replace(whole, trace=beginning(whole.trace, options.requests, options.seconds, options.shrink))
+        trace = beginning(whole.trace, options.requests, options.seconds, options.shrink, at_once=options.at_once)
+        work = replace(whole, trace=trace)
         plan = work.plan(replicas, options.load, shared=True)
     else:
         requests = whole.trace.requests
@@ -360,6 +365,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=250)
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--shrink", type=int, default=1, help="divides the tokens of prompts and replies")
+    parser.add_argument("--at-once", action="store_true", help="requests of one recorded time come at once, not evenly")
     parser.add_argument("--load", type=float, default=0.5, help="of an infinite cache, see above")
     parser.add_argument("--users", type=int, default=0, help="who hold each recorded session; 0: it is replayed once")
     parser.add_argument("--speed", type=float, default=1000.0, help="tokens of prefill a second, with --users")

@@ -38,5 +38,5 @@ def test_requests_of_one_time_come_evenly_until_the_next() -> None:
     alone = [turn(at, -1, number) for number, at in enumerate((0, 0, 0, 3, 3, 6))]
     assert [one.at for one in unrounded(alone)] == [0, 1, 2, 3, 4.5, 6]
     assert [one.blocks for one in unrounded(alone)] == [one.blocks for one in alone]
-    assert unrounded(RECORDED.requests) == list(RECORDED.requests)
+    assert unrounded(RECORDED.requests) == RECORDED.requests
     assert unrounded([turn(0, 5, 1), turn(0, 6, 1), turn(2, 5, 1)])[1].at == 0, "a session keeps its pauses"
