@@ -1138,3 +1138,62 @@ def test_room_is_kept_for_what_a_crash_left_before_all_rows_are_read() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_row_may_stay_if_sqlite_fails_when_its_object_is_put_aside() -> None:
+    """The simulation's: `headstart cache rm` put a damaged object into quarantine, could not remove its row, and ended."""
+    history = Scenario(
+        34053493,
+        Setup(
+            slots=1,
+            memory=20,
+            objects=29,
+            tenants=4,
+            transfer=1024,
+            settle=False,
+            explain=False,
+            stall=0.02,
+            shared="valkey",
+            store=100,
+            apart=True,
+        ),
+        (
+            Happening(0.5, "ask", who=2, talk=2, how="turn", size=13, seed=230888922, reply=11),
+            Happening(3.8019, "fault", how="sql_readonly", size=10, reply=1),
+            Happening(6.0205, "fault", how="decode", reply=1),
+            Happening(6.4925, "fault", how="bit_rot", size=1, reply=1),
+            Happening(7.7093, "ask", talk=1, how="turn", size=1, seed=477064279, reply=7),
+            Happening(11.0243, "rm", size=15, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_a_refused_unpin_leaves_what_is_pinned() -> None:
+    """The simulation's: the end of a chain was evicted, so an unpin of it was refused. Its pinned beginning stayed pinned."""
+    history = Scenario(
+        34054016,
+        Setup(memory=17, objects=104, transfer=256, share=0.6, queue=6, stall=0.02, mixed=True, templates=True, fills=1),
+        (
+            Happening(0.5, "ask", who=2, talk=2, how="turn", size=1, seed=718776538, reply=10),
+            Happening(0.5, "ask", who=1, talk=2, how="turn", size=11, seed=516950512, reply=1),
+            Happening(0.5, "ask", talk=1, how="turn", size=3, seed=612315280),
+            Happening(0.5, "ask", who=1, how="turn", size=16, seed=887121189, reply=12),
+            Happening(0.5133, "ask", talk=2, how="turn", size=6, seed=978908277, reply=7),
+            Happening(1.3621, "ask", who=1, how="branch", size=2, seed=421414697, reply=7),
+            Happening(1.494, "ask", who=1, talk=1, how="turn", size=12, seed=784873714, reply=10),
+            Happening(1.4977, "ask", how="turn", size=1, seed=413614919, reply=11),
+            Happening(10.0829, "ask", who=1, how="turn", size=10, seed=528007588, reply=2),
+            Happening(13.8869, "delete", who=1, size=20, reply=1),
+            Happening(15.7767, "pin", talk=2, size=20, reply=1),
+            Happening(16.3233, "pin", who=1, talk=2, size=20, reply=1),
+            Happening(19.8629, "ask", who=1, talk=2, how="turn", size=12, seed=59183564, reply=12),
+            Happening(25.2214, "pin", talk=1, size=100, reply=1),
+            Happening(25.4897, "pin", who=1, size=20, reply=1),
+            Happening(26.576, "ask", who=2, talk=1, how="turn", size=17, seed=486135528, reply=11),
+            Happening(26.7209, "ask", who=1, talk=2, how="turn", size=11, seed=129783738, reply=9),
+            Happening(30.17, "unpin", who=1, talk=2, size=100, reply=1),
+            Happening(31.4441, "unpin", who=1, talk=1, size=20, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

@@ -58,6 +58,7 @@ class PinnedChains:
         self._released = 0
         self._unknown = 0  # pins of which nobody knows whether they hold: other chains may need what is unpinned
         self._unpinning: dict[int, Runtime] = {}  # what was asked and not answered: a pin may come before it, or after it
+        self._withdrawn: dict[int, dict[BlockId, PinnedChain]] = {}  # the chains of what was asked
         self._expiring: set[bytes] = set()
         self._spent: set[BlockId] = set()  # what those had pinned: it stays until its term is over
 
@@ -106,15 +107,17 @@ class PinnedChains:
         """An owner asks that a chain be unpinned, which has these blocks. Other chains still need some of them."""
         self._released += 1
         known = runtime.cache.index.get
-        for last, chain in [*self._chains.items()]:
-            if (last if known(last) is not None else chain.full) in path:
-                del self._chains[last]
-        self._unpinning[self._released] = runtime
+        gone = {last: one for last, one in self._chains.items() if (last if known(last) is not None else one.full) in path}
+        self._chains = {last: one for last, one in self._chains.items() if last not in gone}
+        self._unpinning[self._released], self._withdrawn[self._released] = runtime, gone
         return self._released
 
     def not_unpinned(self, asked: int) -> None:
-        """It was refused: nothing was unpinned, and nothing will be."""
+        """It was refused: nothing was unpinned, and nothing will be. So chains that it would have unpinned are still pinned."""
         self._unpinning.pop(asked, None)
+        for last, chain in self._withdrawn.pop(asked, {}).items():
+            if chain.owner not in self._expiring:
+                self._chains.setdefault(last, replace(chain, tail=None))
 
     def left(self, runtime: Runtime) -> None:
         """A server has ended: it does no more of what it was asked."""
@@ -123,6 +126,7 @@ class PinnedChains:
     def unpinned(self, asked: int, path: Collection[BlockId], files: FileSystem) -> None:
         """That was done. `asked`: the number of `unpins`."""
         self._unpinning.pop(asked, None)
+        self._withdrawn.pop(asked, None)
         if asked == self._released and not self._unknown:
             self._free |= {*path} - self._promised() - self._spent
             self.rows(files)
@@ -140,6 +144,7 @@ class PinnedChains:
     def lost(self) -> None:
         """The catalogue was damaged: no pin is left."""
         self._chains.clear()
+        self._withdrawn.clear()
         self._free.clear()
         self._released += 1
 
