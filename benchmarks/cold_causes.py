@@ -2,7 +2,7 @@
 
 The engine alone computes one prompt of 1,837 tokens, for each cause and round in a process of its own: where a process has its
 memory changes its times by 2 to 3 %. The first row is what headstart does; each other row changes one thing. Ratios are of the
-same round.
+same round, so give it quiet cores (6 minutes with AMX, 13 without).
 
 What a whole server adds (HTTP, template, tokenizer, disk, settling) is in `python -m benchmarks.turns --cold`, with the options
 `--option=--no-disk` and `--option=--settle=off`.
@@ -39,13 +39,13 @@ Save = Callable[[int], memoryview]
 """Where so many bytes of KV go."""
 
 
-def _used() -> Save:
-    """Into memory that has been used before."""
-    everything = np.ones(TOKENS << 17, np.uint8).data
-    return lambda size: everything[:size]
+def _used(most: int) -> Save:
+    """Into memory that has been used before, of at most so many bytes."""
+    kept = np.ones(most, np.uint8).data
+    return lambda size: kept[:size]
 
 
-def _new() -> Save:
+def _new(most: int) -> Save:
     """Into memory that is touched for the first time."""
     return lambda size: memoryview(mmap.mmap(-1, size))
 
@@ -59,7 +59,7 @@ class Cause:
         threads: None for those of the command.
         environment: what is set before llama.cpp is loaded.
         padded: whether the rule for padding is followed.
-        save: where the KV of each call is copied behind it; None: nowhere.
+        save: where the KV of each call is copied behind it, if a call has so many bytes at most; None: nowhere.
         warm: whether the engine has computed a call before.
         other: whether it is the library of `--library`.
     """
@@ -69,7 +69,7 @@ class Cause:
     threads: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     padded: bool = True
-    save: Callable[[], Save] | None = None
+    save: Callable[[int], Save] | None = None
     warm: bool = True
     other: bool = False
 
@@ -105,7 +105,8 @@ def seconds(cause: Cause, model: Path, threads: int, library: Path | None) -> fl
     if not cause.padded:
         engine._padding = NO_PADDING
     tokens = np.random.default_rng(0).integers(1000, 2000, TOKENS).astype(np.int32)
-    row, save = engine.shape.kv_bytes_per_token, cause.save and cause.save()
+    row = engine.shape.kv_bytes_per_token
+    save = cause.save and cause.save(row * max(cause.calls))
     if cause.warm:
         engine.prefill(0, tokens[: FULL[0]], logits=False)
         engine.truncate(0, 0)

@@ -290,7 +290,7 @@ class Retention:
         return not entry.needed and self._tier in entry.copies
 
     def _revived(self, entry: Entry, now: float) -> ReuseStats | None:
-        """The history of an entry that is used now and was used before, with this use. Its ghost is removed."""
+        """The history of an entry that is used now, with this use; its ghost is removed. None if this is the first use."""
         stats = self._ghosts.pop(entry.id)
         if stats is None:
             # What is at position 0 follows a root, and roots have no history.
