@@ -278,14 +278,15 @@ class CachedChains:
                 keys |= blocks | {entry.id for entry in going}
                 keys |= set(map(checkpoint_id, blocks))  # one that was evicted has left a ghost
                 barred.add(keys)  # between two pieces nothing brings them back
-                for entry in own if self._cache.shared.on else ():
-                    labels += self._cache.shared_labels(entry)
-                    yield
+                # Its first piece is this one, so no slot saves text that follows what was found here.
                 yield from expiry.delete(keys)
                 if not (own or gone):
                     return deleted, keys, _nothing(0), _nothing(None)
-                whose = own[0].owner if own else gone[0].owner
-                return deleted, keys, self._cache.disk.erase(keys, whose), self._cache.shared.erase(labels)
+                on_disk = self._cache.disk.erase(keys, own[0].owner if own else gone[0].owner)
+                for entry in own if self._cache.shared.on else ():
+                    labels += self._cache.shared_labels(entry)
+                    yield
+                return deleted, keys, on_disk, self._cache.shared.erase(labels)
             except BaseException:
                 barred.lift(keys)
                 self._turns.over(turn)

@@ -1197,3 +1197,34 @@ def test_a_refused_unpin_leaves_what_is_pinned() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_running_request_saves_nothing_that_follows_what_is_being_deleted() -> None:
+    """A deletion found its entries, and went on in pieces. In between, a slot saved blocks that followed them, which stayed."""
+    history = Scenario(
+        35051411,
+        Setup(
+            mode="exact",
+            stateful=True,
+            slots=3,
+            memory=28,
+            objects=141,
+            tenants=4,
+            transfer=256,
+            expire=200.0,
+            stall=0.02,
+            shared="s3",
+            encrypt=True,
+            apart=True,
+            fills=4,
+            pieces=True,
+        ),
+        (
+            Happening(0.5, "ask", who=3, talk=1, how="turn", size=1, seed=837496115, reply=3),
+            Happening(0.5, "ask", who=3, how="turn", size=17, seed=577987515, reply=12),
+            Happening(0.5793, "ask", who=3, talk=1, how="turn", size=15, seed=4982934, reply=1),
+            Happening(0.6336, "ask", how="turn", size=12, seed=662063571),
+            Happening(0.7505, "delete", who=3, talk=1, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
