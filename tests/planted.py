@@ -395,12 +395,12 @@ PLANTED = (
         test="tests/serving/test_stored.py::test_shared_beginnings_stay_pinned_as_long_as_one_needs_them",
     ),
     Planted(
-        "slots save while a deletion begins",
-        "serving/stored.py",
-        "                yield from expiry.delete(keys)\n",
-        "                yield from (None for _ in own)\n                yield from expiry.delete(keys)\n",
-        rare="a slot must save text that continues a chain within the few milliseconds in which its deletion begins",
-        test="tests/testing/simulation/test_run.py::test_a_running_request_saves_nothing_that_follows_what_is_being_deleted",
+        "what is being deleted is saved again",
+        "serving/kv_save.py",
+        " or self._store.barred.meets(slot.ids):",
+        ":",
+        rare="a request must repeat a text, and end, while the disk deletes it; then its slot is saved once more, and nothing is missing",
+        test="tests/serving/test_barred.py::test_what_is_asked_again_while_it_is_deleted_is_saved_afterwards",
     ),
     Planted(
         "what another server has pinned can be deleted",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from harness import ask, check, user
 from headstart.config import Settings
 from headstart.errors import Conflict
+from headstart.prefix_cache.entry import Entry
 from headstart.serving import scheduler, settle
 from headstart.serving.runtime import Runtime
 from headstart.serving.stored import CachedChain
@@ -151,3 +153,27 @@ def test_what_another_server_has_just_pinned_is_not_deleted(tmp_path: Path, monk
             one.stored.delete(chain.id, None)
         assert other.stored.get(last.id, None).pinned
         assert stored(tmp_path, [mark(0)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_asked_again_while_it_is_deleted_is_saved_afterwards(tmp_path: Path, kind: str) -> None:
+    """Its later blocks were saved at once, and the disk then deleted the first ones: the rest named a block that was gone."""
+    one_chain = started(tmp_path, KINDS[kind], settle="off")
+    with one_chain as runtime, closing(Disk(tmp_path, BIG)) as disk, ThreadPoolExecutor(1) as pool:
+        chain, cache = say(runtime, 0), runtime.cache
+
+        def in_memory() -> list[Entry]:
+            return [entry for entry in cache.index if cache.memory.name in entry.copies]
+
+        with disk.writing():  # the deletion waits for the disk
+            deletion = pool.submit(runtime.stored.delete, chain.id, None)
+            wait_until(lambda: not in_memory())
+            ask(runtime, [user(f"{marked(0)}{'more' * 20}")], max_tokens=1)
+            runtime.scheduler.call(lambda: [cache.kv_save.save(slot) for slot in runtime.scheduler.slots]).result()
+            assert not in_memory()
+            assert not deletion.done()
+        assert deletion.result().entries
+        quiet(runtime)
+        rows = {row.label.key: row.label for key in [*disk.catalog.keys()] if (row := disk.catalog.get(key))}
+        assert all(label.parent in rows or not label.start for label in rows.values())
+        assert kept(runtime, [mark(0)]) == stored(tmp_path, [mark(0)]) == {mark(0)}, "it was asked again"

@@ -1,4 +1,5 @@
-"""Barred: entries that are being deleted, in pieces. No request loads them meanwhile, and reports of the disk are ignored.
+"""Barred: entries that are being deleted, in pieces. No request loads them meanwhile, no slot saves what has them, and reports
+of the disk are ignored.
 
 So a deletion need not be one call: between two of its pieces, nothing brings back what it deletes. For the engine thread only.
 """
@@ -48,6 +49,10 @@ class Barred:
 
     def __len__(self) -> int:
         return len(self._deletions)
+
+    def meets(self, keys: Iterable[BlockId]) -> bool:
+        """Whether any of these is barred."""
+        return bool(self._deletions) and any(key in self._deletions for key in keys)
 
     def add(self, keys: Iterable[BlockId]) -> None:
         self._deletions.update(keys)

@@ -41,7 +41,8 @@ class KvSave:
     def save(self, slot: Slot, *, needed: bool = False, spare: Sequence[Entry] = (), again: bool = False) -> None:
         """Saves the entries of `slot` that memory lacks, or has only as derived KV.
 
-        The slot is then no longer dirty, unless some entries have to wait. It is `kept` if no entry was refused.
+        The slot is then no longer dirty, unless some entries have to wait, or it has text that is being deleted. It is `kept`
+        if no entry was refused.
 
         Args:
             needed: a request waits for this KV, so it may evict entries of any value, except those in `spare`.
@@ -49,7 +50,7 @@ class KvSave:
         """
         if slot.unsavable:
             slot.dirty, slot.kept = False, True
-        if not slot.dirty:
+        if not slot.dirty or self._store.barred.meets(slot.ids):  # a deletion would leave what follows; it is saved afterwards
             return
         taken = slot.busy or self._checkpoints.take(slot, spare=spare) is not None
         slot.kept = not slot.busy and (taken or self._checkpoints.at(slot) is None)

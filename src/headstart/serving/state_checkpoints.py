@@ -51,6 +51,8 @@ class StateCheckpoints:
         store = self._store
         if slot.unsavable or store.expired(owner, written) or slot.written(slot.restored) <= store.terms.before:
             return None
+        if store.barred.meets(slot.ids):
+            return None
         if entry.id in store.offload.writing or not store.index.wants(entry.id, store.memory.name, canonical=canonical):
             return None
         stay = {mark // self._block_size for mark in (landmarks.anchor, landmarks.turn)}

@@ -282,11 +282,12 @@ class CachedChains:
                 yield from expiry.delete(keys)
                 if not (own or gone):
                     return deleted, keys, _nothing(0), _nothing(None)
-                on_disk = self._cache.disk.erase(keys, own[0].owner if own else gone[0].owner)
                 for entry in own if self._cache.shared.on else ():
                     labels += self._cache.shared_labels(entry)
                     yield
-                return deleted, keys, on_disk, self._cache.shared.erase(labels)
+                # Both are asked at once: what a crash leaves in one of them must not be missing in the other.
+                whose = own[0].owner if own else gone[0].owner
+                return deleted, keys, self._cache.disk.erase(keys, whose), self._cache.shared.erase(labels)
             except BaseException:
                 barred.lift(keys)
                 self._turns.over(turn)
