@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from headstart.tiers.disk import Note
+from headstart.tiers.shared.breaker import FIRST
 from headstart.tiers.shared.folder import FolderStore
 from headstart.tiers.shared.keys import FleetKeys, TagKeys
 from live import wait_until
+from stores import ValkeyServer
 from tiers_shared import OWNER, prompt, request, tier_of
 
 KEYS = TagKeys(FleetKeys.generate())
@@ -36,3 +38,17 @@ def test_notes_of_a_distrusted_server_are_not_used(store: FolderStore) -> None:
     assert tier.counters["fault_distrusted"] == tier.counters["notes_fetched"] == 1
     for server in (broken, sound, tier):
         server.close(5)
+
+
+def test_a_request_waits_once_for_a_store_that_hangs(valkey: ValkeyServer) -> None:
+    """Fault: a prompt with several unknown replies waited for each of their notes, and then for its blocks."""
+    store = valkey.store(timeout=0.05)
+    tier = tier_of(store, KEYS)
+    try:
+        valkey.hang()
+        assert tier.find_note(OWNER, b"1" * 64) is None
+        assert 0 < tier._link.breaker.seconds(tier._link.clock()) <= FIRST
+        assert tier.fetch(request(prompt(3), SIZE), lambda: None) is None
+    finally:
+        valkey.go_on()
+        tier.close(5)

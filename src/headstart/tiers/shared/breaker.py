@@ -79,11 +79,13 @@ class Breaker:
                 self._open(now)
             return opens or first
 
-    def trip(self, now: float) -> None:
-        """Opens it at once: the store hangs, and waiting for more failures would cost more."""
+    def trip(self, now: float) -> bool:
+        """Opens it at once: the store hangs, and waiting for more failures would cost more. Returns whether it was closed."""
         with self._lock:
-            if not self._wait:
+            opens = not self._wait
+            if opens:
                 self._open(now)
+            return opens
 
     def _open(self, now: float) -> None:
         self._trying = False

@@ -90,12 +90,17 @@ class Link:
     buffers: Buffers
     read_ahead: ReadAhead
 
-    def failed(self, reason: str, why: object) -> None:
-        """The store has failed. It is left alone for a while if it fails again and again."""
+    def failed(self, reason: str, why: object, *, waited: bool = False) -> None:
+        """The store has failed. It is left alone for a while if it fails again and again, or at once if a request has `waited`
+        for it in vain: the request's next call would wait as long.
+        """
         self.counters[f"fault_{reason}"] += 1
         if reason == "refused":  # it may have been restarted, and then it has lost everything
             self.stored.clear()
-        if self.breaker.failed(self.clock()):
+        news = self.breaker.failed(self.clock())
+        if waited:
+            news |= self.breaker.trip(self.clock())
+        if news:
             log.warning("the shared store fails, serving goes on without it: %s", why)
 
     def name(self, label: Label) -> str:

@@ -165,7 +165,7 @@ class StoreTier:
         except SealError as error:
             self.counters[f"fault_{error.reason}"] += 1
         except StoreError as error:
-            link.failed(error.reason, error)
+            link.failed(error.reason, error, waited=error.reason == "timeout")
         link.missing.add(key)
         return None
 
