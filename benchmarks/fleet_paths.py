@@ -1,8 +1,9 @@
 """What a fleet costs beside one machine: `python -m benchmarks.fleet_paths [--rounds N]`. Needs the extra `fleet`.
 
 One server, a fleet in handle mode and a fleet in direct mode serve the same engine, which computes nothing and so takes no
-time. All run at the same time, and are asked in turn: a prompt that is known, and a reply as a stream. The engine takes each
-byte for a token. The figures are the time to the first byte of the reply, and from there to the last one, by token.
+time; with `--delay`, each of its calls takes so many seconds, as a model's do. All run at the same time, and are asked in turn:
+a prompt that is known, and a reply as a stream. The engine takes each byte for a token. The figures are the time to the first
+byte of the reply, and from there to the last one, by token.
 
 A replica of the fleet in direct mode is also asked at its own port: that cost is Ray's, and the rest HAProxy's and the front's.
 """
@@ -52,9 +53,9 @@ def ask(client: httpx.Client, size: int, reply: int, number: int) -> tuple[float
 
 
 @contextmanager
-def one_server() -> Iterator[httpx.Client]:
+def one_server(delay: float) -> Iterator[httpx.Client]:
     port = of_tests("stores").free_port()
-    command = [sys.executable, "-m", "benchmarks.fleet_paths", "--serve", str(port)]
+    command = [sys.executable, "-m", "benchmarks.fleet_paths", "--serve", str(port), "--delay", str(delay)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False)
     try:
@@ -78,7 +79,7 @@ def _answers(client: httpx.Client) -> bool:
         return False
 
 
-def serve(port: int) -> None:
+def serve(port: int, engine: dict[str, Any]) -> None:
     from headstart.api.entrance import Network
     from headstart.api.serve import serve as run
     from headstart.config import Settings
@@ -86,7 +87,7 @@ def serve(port: int) -> None:
     from headstart.testing.fake_engine import FakeEngine
 
     settings = Settings(memory_budget=64 << 20)
-    run(settings, Network(port=port), load=lambda given: Runtime(lambda: FakeEngine(**ENGINE), given))
+    run(settings, Network(port=port), load=lambda given: Runtime(lambda: FakeEngine(**engine), given))
 
 
 def main() -> None:
@@ -94,20 +95,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--body", type=int, default=15_000, help="bytes of the prompt, and tokens")
     parser.add_argument("--reply", type=int, default=32, help="tokens of a reply")
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds of a call of the engine (0)")
     parser.add_argument("--modes", nargs="*", choices=MODES, default=[*MODES], help="of fleets (both)")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    engine = {**ENGINE, "delay": options.delay}
     if options.serve:
-        serve(options.serve)
+        serve(options.serve, engine)
         return
     found: dict[str, list[tuple[float, float]]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         running = of_tests("fleets").running
         memory = ["--memory-budget", str(64 << 20)]
-        clients = {"one server": stack.enter_context(one_server())}
+        clients = {"one server": stack.enter_context(one_server(options.delay))}
         for mode in options.modes:
-            fleet = stack.enter_context(running(folder, replicas=2, engine=ENGINE, options=memory, direct=MODES[mode]))
+            fleet = stack.enter_context(running(folder, replicas=2, engine=engine, options=memory, direct=MODES[mode]))
             clients[f"{mode} mode"] = fleet.http
             if MODES[mode]:
                 replica = next(iter(fleet.replicas().values()))
