@@ -29,8 +29,10 @@ def name() -> str:
 
 
 def found(*, engine: bool = True) -> set[str]:
-    """Features of this build that it does not say itself. `engine`: headstart's is measured, so AMX counts if it works."""
-    return {*({AMX_USED} if engine and amx.works() else ()), *({COMPUTES_IN_F16} if computes_in_f16(ready()) else ())}
+    """Features of this build that it does not say itself. `engine`: headstart's is measured, so AMX counts if it works, and
+    WITHOUT_AMX is not set (`benchmarks.servers`)."""
+    used = engine and not os.environ.get("WITHOUT_AMX") and amx.works()
+    return {*({AMX_USED} if used else ()), *({COMPUTES_IN_F16} if computes_in_f16(ready()) else ())}
 
 
 def caption(*, engine: bool = True) -> str:

@@ -1,4 +1,7 @@
-"""Servers under test, as processes of this run: headstart and its peers, with the same model, threads, context and slots."""
+"""Servers under test, as processes of this run: headstart and its peers, with the same model, threads, context and slots.
+
+With WITHOUT_AMX=1 in the environment, headstart's do not lay weights out for AMX, as if its trial had failed.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,13 @@ from pathlib import Path
 
 import httpx
 import psutil
+
+_WITHOUT_AMX = """
+from headstart.engines.llama import amx
+amx.extra_buffers = lambda *_, **__: not amx.built()
+from headstart.cli.main import main
+main()
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +146,8 @@ def headstart(
     """headstart. Its disk tier is in `cache`, or in a folder that is deleted with it. `checkout`: of the version that runs;
     None for the installed one."""
     port = _free_port()
-    command = [sys.executable, "-m", "headstart", "serve", str(setup.model), "--port", str(port)]
+    program = ["-c", _WITHOUT_AMX] if os.environ.get("WITHOUT_AMX") else ["-m", "headstart"]
+    command = [sys.executable, *program, "serve", str(setup.model), "--port", str(port)]
     command += ["--ctx", str(setup.ctx), "--slots", str(setup.slots), *options]
     # MLX has no such option: its threads are those of its BLAS.
     command += [] if setup.model.is_dir() else ["--threads", str(setup.threads)]
