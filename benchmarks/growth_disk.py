@@ -17,11 +17,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import cache, partial
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -78,8 +79,12 @@ def payload(number: int) -> Bytes:
 
 
 @cache
-def filled(entries: int, *, sparse: bool = False) -> Path:
-    """A folder with so many objects, which is deleted at the end: rows only, or rows and `sparse` files."""
+def filled(entries: int, *, sparse: bool = False, size: int | None = None) -> Path:
+    """A folder with so many objects, which is deleted at the end: rows only, or rows and `sparse` files.
+
+    `size`: the bytes of an object that its row tells; by default those of a block, and none of a sparse file.
+    """
+    told = (0 if sparse else BLOCK) if size is None else size
     folder = Path(tempfile.mkdtemp(prefix="headstart-growth-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     now = time.time()
@@ -87,7 +92,7 @@ def filled(entries: int, *, sparse: bool = False) -> Path:
         disk.catalog._db.execute("PRAGMA synchronous=OFF")
         for first in range(0, entries, 1000):
             some = [label(number) for number in range(first, min(entries, first + 1000))]
-            disk.catalog.add([(one, 0 if sparse else BLOCK) for one in some], now - (entries - first) * 2.0)
+            disk.catalog.add([(one, told) for one in some], now - (entries - first) * 2.0)
             for one in some if sparse else ():
                 file = os.open(disk.path(one.key), os.O_CREAT | os.O_WRONLY, 0o600)
                 os.truncate(file, BLOCK)
@@ -231,12 +236,12 @@ def _first_reply(folder: Path, number: int) -> float:
     engine.fingerprint = FINGERPRINT
     begun = time.perf_counter()
     with Runtime(lambda: engine, Settings(memory_budget=1 << 26, cache_dir=folder, disk_budget=1 << 62)) as runtime:
-        for _ in _reply(runtime, f"{number} {time.time()} and so on", 8):
+        for _ in reply(runtime, f"{number} {time.time()} and so on", 8):
             pass
         return time.perf_counter() - begun
 
 
-def _reply(runtime: Runtime, text: str, tokens: int) -> Iterator[tuple[int, float]]:
+def reply(runtime: Runtime, text: str, tokens: int) -> Iterator[tuple[int, float]]:
     """For each event of a reply: its tokens so far, and the time in seconds."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     params = GenerationParams(GREEDY, max_tokens=tokens, ignore_eos=True)
@@ -248,11 +253,31 @@ def _reply(runtime: Runtime, text: str, tokens: int) -> Iterator[tuple[int, floa
             yield event.tokens, time.perf_counter()
 
 
-class Eviction:
-    """A thread that evicts rows for 4 MiB and adds others, whenever it has been on for `pause` seconds (infinity: never)."""
+def replace_rows(disk: Disk) -> None:
+    """Chooses victims for 4 MiB, removes their rows and adds others."""
+    disk.catalog.remove([row.label.key for row in disk.catalog.victims((), WRITTEN * BLOCK)])
+    disk.catalog.add([(label(next(_NEW)), BLOCK) for _ in range(WRITTEN)])
 
-    def __init__(self, folder: Path, pause: float) -> None:
-        self._folder, self._pause = folder, pause
+
+def write_beside(disk: Disk, budget: int = 1 << 62) -> None:
+    """Writes objects of 4 MiB, with their files, into a disk that has room."""
+    limit(disk, budget)
+    disk.write([(label(number), payload(number)) for number in (next(_NEW) for _ in range(WRITTEN))])
+
+
+def write_instead(disk: Disk) -> None:
+    """Writes objects of 4 MiB into a full disk, which evicts as many: rows and files."""
+    write_beside(disk, disk.used + disk.reserved)
+
+
+WORK = {"evict": replace_rows, "write": write_beside, "both": write_instead}
+
+
+class Eviction:
+    """A thread that does some `work` on a disk whenever it has been on for `pause` seconds (infinity: never)."""
+
+    def __init__(self, folder: Path, pause: float, work: Callable[[Disk], None]) -> None:
+        self._folder, self._pause, self._once = folder, pause, work
         self._switched = threading.Condition()
         self._on = self._ended = False
         self._workers = ThreadPoolExecutor(1)
@@ -274,7 +299,8 @@ class Eviction:
         self._workers.shutdown()
 
     def _evict(self) -> None:
-        with closing(Disk(self._folder, 1 << 62)) as disk:
+        with closing(Disk(self._folder, 1 << 62, check=False)) as disk:
+            disk.catalog.ranks.learn(time.time())
             self._once(disk)  # the first one takes longer
             left = self._pause
             while True:
@@ -288,38 +314,35 @@ class Eviction:
                     self._once(disk)
                     left = self._pause
 
-    def _once(self, disk: Disk) -> None:
-        disk.catalog.remove([row.label.key for row in disk.catalog.victims((), WRITTEN * BLOCK)])
-        disk.catalog.add([(label(next(_NEW)), BLOCK) for _ in range(WRITTEN)])
 
+def decode(entries: int, pauses: Sequence[float], works: Sequence[str], rounds: int) -> dict[tuple[str, float], list[float]]:
+    """How fast the bundled model replies beside another thread that does some work (of `WORK`) every `pause` seconds, divided
+    by how fast it replies without. Needs a quiet machine.
 
-def decode(entries: int, pauses: Sequence[float], rounds: int) -> dict[float, list[float]]:
-    """How fast the bundled model replies beside another thread that evicts and adds rows for 4 MiB every `pause` seconds,
-    divided by how fast it replies without. Needs a quiet machine.
-
-    A round is two replies. Eviction is on in every other part of the first, and in the others of the second: so it is on and
-    off at the same depths, and in turn. A pause of infinity evicts nothing: its ratios are the noise. For 4 MiB of KV the
+    A round is two replies. The work is done in every other part of the first, and in the others of the second: so it is on and
+    off at the same depths, and in turn. A pause of infinity does nothing: its ratios are the noise. For 4 MiB of KV the
     bundled model computes 182 tokens.
 
     Returns:
-        For each pause, a ratio a round.
+        For each work and pause, a ratio a round.
     """
-    ratios = {pause: list[float]() for pause in (math.inf, *pauses)}
+    ratios = {one: list[float]() for one in ((works[0], math.inf), *product(works, pauses))}
     tokens = (PARTS + 1) * PART
     settings = Settings(str(demo_model()), ctx=tokens + 100, slots=1, memory_budget=1 << 28, cache_dir=None)
     with Runtime(lambda: LlamaEngine.load(settings.engine_options()), settings) as runtime:
         for number in range(rounds):
-            for pause, found in ratios.items():
+            for (work, pause), found in ratios.items():
                 took = np.zeros((2, PARTS))
-                with Eviction(filled(entries), pause) as eviction:
-                    for reply in range(2):
+                folder = filled(entries) if work == "evict" else filled(entries, sparse=True, size=BLOCK)
+                with Eviction(folder, pause, WORK[work]) as eviction:
+                    for second in range(2):
                         borders = list[float]()
-                        for done, now in _reply(runtime, f"Tell me {number} things.", tokens + 20):
+                        for done, now in reply(runtime, f"Tell me {number} things.", tokens + 20):
                             # The first part is not counted: the prompt is in it.
                             if len(borders) <= PARTS and done > (len(borders) + 1) * PART:
-                                eviction.switch((len(borders) + reply) % 2 == 1 and len(borders) < PARTS)
+                                eviction.switch((len(borders) + second) % 2 == 1 and len(borders) < PARTS)
                                 borders.append(now)
-                        took[reply] = np.diff(borders)
+                        took[second] = np.diff(borders)
                 found.append(_alternate(took, 0) / _alternate(took, 1))
             print(f"round {number + 1} of {rounds}:", *(f"{found[-1]:.3f}" for found in ratios.values()), file=sys.stderr)
     return ratios
@@ -349,7 +372,11 @@ def main() -> None:
     parser.add_argument("--decode", action="store_true", help="decoding beside eviction; needs a quiet machine")
     parser.add_argument(
         "--pause", type=float, nargs="+", default=[0.7], metavar="S",
-        help="between evictions of 4 MiB (0.7: without AMX the bundled model computes as much KV in that time)",
+        help="between works of 4 MiB (0.7: without AMX the bundled model computes as much KV in that time)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--work", nargs="+", choices=WORK, default=["evict"],
+        help="evict: rows (default); write: files of 4 MiB, with room for them; both: files, and as much is evicted",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=9, help="pairs of replies (9)")
     chosen = parser.parse_args()
@@ -358,11 +385,12 @@ def main() -> None:
             more = start(entries)
             spread = f"{min(more):+.3f} to {max(more):+.3f}"
             print(f"start with {entries:,} objects: {np.median(more):+.3f} s ({spread}) against none")
-        for pause, ratios in decode(entries, chosen.pause, chosen.rounds).items() if chosen.decode else ():
-            evicted = "nothing evicted" if pause == math.inf else f"4 MiB evicted every {pause} s"
+        found = decode(entries, chosen.pause, chosen.work, chosen.rounds) if chosen.decode else {}
+        for (work, pause), ratios in found.items():
+            done = "nothing done" if pause == math.inf else f"{work} 4 MiB every {pause} s"
             low, middle, high = np.percentile(ratios, (25, 50, 75))
             ratio = f"{middle:.3f} of without (quartiles {low:.3f} and {high:.3f}, {min(ratios):.3f} to {max(ratios):.3f})"
-            print(f"decoding, {entries:,} objects, {evicted}: {ratio}")
+            print(f"decoding, {entries:,} objects, {done}: {ratio}")
 
 
 if __name__ == "__main__":
