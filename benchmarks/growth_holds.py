@@ -9,12 +9,14 @@ releases it, as those of SQLite and of files do.
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sqlite3
 import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import growth_disk
-from benchmarks.growth_disk import TURNS, filled, label, limit
+from benchmarks.growth_disk import TURNS, filled, label, limit, reply
 from benchmarks.growth_expiry import Stored, due, runtime_for
 from benchmarks.growth_rows import Row, row_of
 from headstart.api.garbage import Garbage
@@ -44,6 +46,8 @@ CHAIN = 2000
 """Blocks of a chain that is deleted."""
 TEXTS, OWNERS = 100_000, 100_000
 """Texts in the memo, which has a bound; owners with a term."""
+REQUESTS = 20_000
+"""Requests in which the collector's passes are counted."""
 
 _TO_VERSION_5 = """
     DROP TRIGGER object_came; DROP TRIGGER object_went; DROP TRIGGER object_changed;
@@ -137,9 +141,8 @@ def disk_thread(entries: int) -> Iterator[tuple[str, Kept]]:
     }
     for name, work in works.items():
         yield name, kept(partial(work, entries))
-    if entries <= 10**5:  # with files
-        filled(entries, sparse=True)
-        yield "a clean-up after a start", kept(partial(growth_disk.tidy, entries))
+    filled(entries, sparse=True)
+    yield "a clean-up after a start", kept(partial(growth_disk.tidy, entries))
 
 
 def expired(entries: int) -> list[float]:
@@ -186,19 +189,44 @@ def lists(entries: int) -> Iterator[tuple[str, Kept]]:
         yield "forgetting them, when the last one leaves", kept(lambda: mirror.begin(()))
 
 
+def passes(entries: int, garbage: Garbage) -> Iterator[Row]:
+    """Full passes of Python's collector in `REQUESTS` requests: CPU time of each, and after how many all was frozen."""
+    found, begun = list[float](), [0.0]
+
+    def passed(phase: str, info: dict[str, int]) -> None:
+        if info["generation"] == 2:
+            if phase == "start":
+                begun[0] = time.thread_time()
+            else:
+                found.append(time.thread_time() - begun[0])
+
+    with runtime_for(entries) as runtime:
+        runtime.scheduler.call(lambda: Stored(runtime, entries)).result()
+        froze = garbage.freezes
+        gc.callbacks.insert(0, passed)
+        try:
+            for number in range(REQUESTS):
+                deque(reply(runtime, f"{number} and so on", 8), 0)
+        finally:
+            gc.callbacks.remove(passed)
+        yield row_of("a full pass of the collector", found or [0.0])
+        yield Row(f"full passes in {REQUESTS:,} requests", "passes", len(found))
+        yield Row("after so many of them all was frozen", "passes", garbage.freezes - froze)
+
+
 def measured(entries: int) -> Iterator[Row]:
-    with closing(Garbage(lambda: False)):  # as in a server
+    with closing(Garbage(lambda: False)) as garbage:  # as in a server
+        yield from passes(entries, garbage)
         yield from _measured(entries)
 
 
 def _measured(entries: int) -> Iterator[Row]:
     for name, found in lists(entries):
         yield from found.rows(name)
-    if entries <= 10**5:
-        for name, found in catalogue(entries):
-            yield from found.rows(name)
-        yield from converted(entries).rows("converting a catalogue of version 5")
-        yield row_of("kept: deleting what has expired, a piece", [held / 1e6 for held in expired(entries)])
+    for name, found in catalogue(entries):
+        yield from found.rows(name)
+    yield from converted(entries).rows("converting a catalogue of version 5")
+    yield row_of("kept: deleting what has expired, a piece", [held / 1e6 for held in expired(entries)])
     for name, found in disk_thread(entries):  # last: it changes what is stored
         yield from found.rows(name)
     yield from memo().rows(f"forgetting {TEXTS:,} tokenised texts")
