@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from harness import ask, check, user
+from harness import Pending, ask, check, request_of, user
 from headstart.config import Settings
 from headstart.errors import Conflict
+from headstart.interfaces.sampling import GREEDY
 from headstart.prefix_cache.entry import Entry
 from headstart.serving import scheduler, settle
 from headstart.serving.runtime import Runtime
@@ -177,3 +178,34 @@ def test_what_is_asked_again_while_it_is_deleted_is_saved_afterwards(tmp_path: P
         rows = {row.label.key: row.label for key in [*disk.catalog.keys()] if (row := disk.catalog.get(key))}
         assert all(label.parent in rows or not label.start for label in rows.values())
         assert kept(runtime, [mark(0)]) == stored(tmp_path, [mark(0)]) == {mark(0)}, "it was asked again"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_deleted_open_tail_is_in_no_slot(tmp_path: Path, kind: str) -> None:
+    """Fault: a text was found by the ids of its full blocks only. The tail of a chain that had no block of its own stayed."""
+    with started(tmp_path, KINDS[kind], settle="off") as runtime:
+        chains = dict[int, CachedChain]()
+        for number in range(2):
+            Pending(runtime, request_of(runtime.text_prompt("beginning" * 8 + mark(number)), GREEDY, max_tokens=1)).answer()
+            quiet(runtime)
+            chains[number] = runtime.stored.all(runtime.owner(""))[0]
+        assert runtime.stored.delete(chains[0].id, None).entries == 1
+        assert kept(runtime, [mark(0), mark(1)]) == {mark(1)}
+
+
+def test_settling_waits_for_a_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: it could not save a slot that it would overwrite, and gave the turn up."""
+    monkeypatch.setattr(settle, "AFTER", 0.0)
+    with started(tmp_path, {"slots": 1}) as runtime:
+        barred, scheduler = runtime.cache.store.barred, runtime.scheduler
+        keys, counters = [entry.id for entry in say(runtime, 0).entries], scheduler.settle.counters
+        settled = counters["turns"]
+        scheduler.call(lambda: barred.add(keys)).result()
+        for number in range(2):
+            ask(runtime, [user(f"{marked(number)}{'more' * 20}")], max_tokens=1)
+            scheduler.call(lambda: scheduler._idle(0.0)).result()
+        assert scheduler.settle.pending
+        scheduler.call(lambda: barred.lift(keys)).result()
+        wait_until(lambda: not scheduler.settle.pending)
+        assert counters["turns"] == settled + 2
+        assert not counters["given_up"]

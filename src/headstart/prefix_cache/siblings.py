@@ -164,6 +164,11 @@ class Siblings(Generic[Node]):
         found = (_at_least(group, packed) for group in self._groups(False))
         return any(node is not None and node.packed.startswith(packed) for node in found)
 
+    def extends(self, packed: bytes) -> bool:
+        """Whether one of them begins with all of `packed`, and is longer."""
+        found = (_at_least(group, packed + b"\0") for group in self._groups(False))  # what is longer sorts after this
+        return any(node is not None and node.packed.startswith(packed) for node in found)
+
     def _groups(self, canonical_only: bool) -> tuple[SiblingGroup[Node], ...]:
         return self._both[:1] if canonical_only else self._both
 

@@ -22,6 +22,7 @@ from headstart.prefix_cache.quota import owner_of
 from headstart.prompt.builder import Prompter
 from headstart.serving.barred import Owners
 from headstart.serving.cache import Cache
+from headstart.serving.erased_text import ErasedText
 from headstart.serving.portions import LongWork, Portions
 from headstart.serving.request import Report
 from headstart.serving.settle import Settling
@@ -98,6 +99,7 @@ class Expiry:
         self._since = cache.store.wall()  # the time of the oldest memo
         self._to_drop: deque[BlockId] = deque()  # barred until they are dropped
         self._read: dict[BlockId, Entry] = {}  # the disk is reading these; they go afterwards
+        self._nothing = ErasedText(cache.index.block_size)
         self._late: set[int] = set()  # slots in use; they are checked afterwards
         self._walk_again = False  # entries may be due
         self._owners_again = False  # some owners' entries must go that only memory has
@@ -119,13 +121,16 @@ class Expiry:
         left = self._to_drop or self._read or self._store.barred.owners
         return bool(left) or not all(done.done() for done in self._under_way.values())
 
-    def delete(self, keys: Set[BlockId]) -> LongWork[None]:
+    def delete(self, keys: Set[BlockId], tails: Iterable[tuple[BlockId, bytes]] = ()) -> LongWork[None]:
         """Deletes entries on request of their owner, here, with every trace of them. The caller deletes them from the disk.
 
         The caller also bars them, from before this begins until the disk has deleted them. At the end nothing is left of them
         but what the disk is still reading (`busy`).
+
+        Args:
+            tails: see `ErasedText`; without those that another entry, which stays, begins with.
         """
-        self._mark(self._store.wall(), keys, hints=True)
+        self._mark(self._store.wall(), ErasedText(self._cache.index.block_size, keys, tails), hints=True)
         yield from self._bar_following(keys)
         for number, key in enumerate(keys, 1):
             self._drop(key)
@@ -178,13 +183,13 @@ class Expiry:
             self._terms.before = max(self._terms.before, offload.before)
             self._terms.obeyed, offload.before = max(self._terms.obeyed, offload.before), -math.inf
             self._owners_again |= owners is not None
-            self._mark(now, frozenset[BlockId](), owners, hints=True)
+            self._mark(now, self._nothing, owners, hints=True)
             self._begin(self._forget_hints)
         elif abs(now - self._looked) >= self._terms.look or self._version != self._terms.version:  # clocks may go back
             self._version, self._since = self._terms.version, min(self._since, now)
             if self._terms.shortest < math.inf:
                 hints = self._since <= self._terms.due(b"", now)
-                self._mark(now, frozenset[BlockId](), hints=hints)
+                self._mark(now, self._nothing, hints=hints)
                 self._walk_again = True
                 if hints:
                     self._begin(self._forget_hints)
@@ -210,7 +215,7 @@ class Expiry:
         if work not in self._under_way:
             self._under_way[work] = self._portions.add(work())
 
-    def _mark(self, now: float, erased: Set[BlockId], owners: Owners | None = None, *, hints: bool) -> None:
+    def _mark(self, now: float, erased: ErasedText, owners: Owners | None = None, *, hints: bool) -> None:
         """Empties the slots, and lets the memories of texts forget, where something is due or belongs to entries that a user
         `erased`, or to `owners` of whom another process has deleted something. Entries remain, but they are of no use any more.
         """
@@ -220,7 +225,7 @@ class Expiry:
             self.deletion_count += 1  # before anything is forgotten: see `must_forget_turn`
             self._wiped = now
         for slot in self._slots:
-            slot.unsavable |= bool(erased) and not erased.isdisjoint(slot.ids)
+            slot.unsavable |= erased.within(slot)
             slot.unsavable |= len(slot) > 0 and owner_of(slot.root) in whose
             self._leave(slot, now)
         if hints:
@@ -237,14 +242,14 @@ class Expiry:
             quoted = _quoted(record.reports)
             if due(record.salt, min(record.written, quoted)):
                 return True
-            return bool(erased) and (quoted < math.inf or not erased.isdisjoint(record.ids))
+            return bool(erased) and (quoted < math.inf or erased.within(record))
 
         def given_up(turn: Turn) -> bool:
-            return due(turn.prompt.salt, turn.written) or not erased.isdisjoint(turn.record.ids)
+            return due(turn.prompt.salt, turn.written) or erased.within(turn.record)
 
         def unchecked(chain: Chain, written: float) -> bool:
             owner = owner_of(chain.root)
-            return owner in whose or written <= self._terms.due(owner, now) or not erased.isdisjoint(chain.ids)
+            return owner in whose or written <= self._terms.due(owner, now) or erased.within(chain)
 
         self._history.forget(over)
         self._settle.forget(given_up)

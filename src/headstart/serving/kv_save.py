@@ -50,7 +50,7 @@ class KvSave:
         """
         if slot.unsavable:
             slot.dirty, slot.kept = False, True
-        if not slot.dirty or self._store.barred.meets(slot.ids):  # a deletion would leave what follows; it is saved afterwards
+        if not slot.dirty or self._store.barred.meets(slot.ids):  # a deletion would leave what follows; afterwards it is saved
             return
         taken = slot.busy or self._checkpoints.take(slot, spare=spare) is not None
         slot.kept = not slot.busy and (taken or self._checkpoints.at(slot) is None)
@@ -132,6 +132,8 @@ class KvSave:
     def _exposed(self, slot: Slot) -> bool:
         """Whether a crash would lose finished blocks of `slot`."""
         if not (slot.dirty and (self._store.disk.on or "computed" in self._store.shared.saves)):
+            return False
+        if self._store.barred.meets(slot.ids):
             return False
         last = (slot.canonical if self._mode.exact else len(slot)) // self._block_size - 1
         canonical = (last + 1) * self._block_size <= slot.canonical

@@ -365,6 +365,8 @@ class Scheduler:
             self._empty_lost()
         if self._lost:
             return IDLE_POLL
+        if self.cache.store.barred:  # until a deletion has ended, slots may not be saved, so nothing may overwrite them
+            return IDLE_POLL
         if self.settle.pending:
             wait = self._running.worked + settle.AFTER - self._clock()
             return wait if wait > 0 else 0.0 if self.settle.step() else IDLE_SAVE

@@ -23,6 +23,7 @@ from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.quota import PIN_SHARE
+from headstart.prefix_cache.siblings import WIDTH
 from headstart.serving.cache import Cache
 from headstart.serving.deletion_turns import DeletionTurn, DeletionTurns
 from headstart.serving.portions import LongWork, paced
@@ -279,13 +280,13 @@ class CachedChains:
                 keys |= set(map(checkpoint_id, blocks))  # one that was evicted has left a ghost
                 barred.add(keys)  # between two pieces nothing brings them back
                 # Its first piece is this one, so no slot saves text that follows what was found here.
-                yield from expiry.delete(keys)
+                yield from expiry.delete(keys, self._tails([*own, *gone]))
                 if not (own or gone):
                     return deleted, keys, _nothing(0), _nothing(None)
                 for entry in own if self._cache.shared.on else ():
                     labels += self._cache.shared_labels(entry)
                     yield
-                # Both are asked at once: what a crash leaves in one of them must not be missing in the other.
+                # Both are asked together, so that a crash hardly comes between them: what one has lost is not looked for there.
                 whose = own[0].owner if own else gone[0].owner
                 return deleted, keys, self._cache.disk.erase(keys, whose), self._cache.shared.erase(labels)
             except BaseException:
@@ -374,6 +375,12 @@ class CachedChains:
         if not own:
             raise Conflict("Other chains continue this one: delete them first.", code="continued")
         return own
+
+    def _tails(self, going: Iterable[Entry | DeletedStretch]) -> list[tuple[BlockId, bytes]]:
+        """The open tails among these, for `ErasedText`. The text of one that a longer entry begins with stays."""
+        whole = self._index.block_size * WIDTH
+        tails = ((one.parent, one.packed) for one in going if len(one.packed) < whole)
+        return [(parent, packed) for parent, packed in tails if not self._index.children(parent).extends(packed)]
 
     def _ends(self, stretches: Sequence[DeletedStretch]) -> list[BlockId]:
         """The entries that begin these texts, and that nothing continues."""

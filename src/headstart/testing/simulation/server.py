@@ -142,8 +142,8 @@ class SimulatedServer:
         expiry = self.runtime.scheduler.expiry
         delete = expiry.delete
 
-        def deletes(keys: Set[BlockId]) -> LongWork[None]:
-            for piece, _ in enumerate(delete(keys)):
+        def deletes(keys: Set[BlockId], tails: Iterable[tuple[BlockId, bytes]] = ()) -> LongWork[None]:
+            for piece, _ in enumerate(delete(keys, tails)):
                 if not piece:  # from here on nothing of it is used any more
                     self.deletes(keys)
                 yield

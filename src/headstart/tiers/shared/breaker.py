@@ -1,8 +1,8 @@
 """Circuit breaker: keeps requests away from a store that fails. Pure: the caller passes the time.
 
-    closed ──3 failures in a row──▶ open for 1, 2, 4 … 60 s ──▶ half open: one call tries ──success──▶ closed
-                                      ▲                                    │
-                                      └───────────── failure ──────────────┘
+    closed ──3 failures in a row, or `trip`──▶ open for 1, 2, 4 … 60 s ──▶ half open: one call tries ──success──▶ closed
+                                                 ▲                                    │
+                                                 └───────────── failure ──────────────┘
 
 Each wait is shortened by a random part (*jitter*), so that the servers of a fleet do not come back at the same moment.
 """
