@@ -301,8 +301,16 @@ PLANTED = (
     Planted(
         "a deletion leaves slots",
         "serving/expiry.py",
-        "            slot.unsavable |= bool(erased) and not erased.isdisjoint(slot.ids)\n",
+        "            slot.unsavable |= erased.within(slot)\n",
         "",
+    ),
+    Planted(
+        "a deletion leaves open tails in slots",
+        "serving/erased_text.py",
+        "            if any(as_tokens(rest).tobytes().startswith(packed) for packed in self._tails.get(parent, ())):\n",
+        "            if False:\n",
+        rare="the checks do not look for open tails in slots",
+        test="tests/serving/test_barred.py::test_a_deleted_open_tail_is_in_no_slot",
     ),
     Planted("a deletion leaves the history", "serving/expiry.py", "        self._history.forget(over)\n", ""),
     Planted(
