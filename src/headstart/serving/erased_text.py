@@ -48,7 +48,8 @@ class ErasedText:
         if not self._ids.isdisjoint(ids):
             return True
         for number, parent in enumerate((text.root, *ids)) if self._tails else ():
-            rest = text.tokens[number * self._block_size :][: self._block_size]
-            if any(as_tokens(rest).tobytes().startswith(packed) for packed in self._tails.get(parent, ())):
-                return True
+            for packed in self._tails.get(parent, ()):
+                rest = text.tokens[number * self._block_size :][: self._block_size]
+                if as_tokens(rest).tobytes().startswith(packed):
+                    return True
         return False
