@@ -372,7 +372,7 @@ def main() -> None:
     parser.add_argument("--decode", action="store_true", help="decoding beside eviction; needs a quiet machine")
     parser.add_argument(
         "--pause", type=float, nargs="+", default=[0.7], metavar="S",
-        help="between works of 4 MiB (0.7: without AMX the bundled model computes as much KV in that time)",
+        help="seconds from one work of 4 MiB to the next (0.7: without AMX the bundled model computes as much KV in that time)",
     )  # fmt: skip
     parser.add_argument(
         "--work", nargs="+", choices=WORK, default=["evict"],

@@ -139,6 +139,11 @@ def _running(name: str, command: list[str], port: int, env: dict[str, str]) -> I
                 process.kill()
 
 
+def _program() -> list[str]:
+    """headstart's command line."""
+    return [sys.executable, *(["-c", _WITHOUT_AMX] if os.environ.get("WITHOUT_AMX") else ["-m", "headstart"])]
+
+
 @contextmanager
 def headstart(
     setup: Setup, *options: str, cache: Path | None = None, checkout: Path | None = None, name: str = "headstart"
@@ -146,8 +151,7 @@ def headstart(
     """headstart. Its disk tier is in `cache`, or in a folder that is deleted with it. `checkout`: of the version that runs;
     None for the installed one."""
     port = _free_port()
-    program = ["-c", _WITHOUT_AMX] if os.environ.get("WITHOUT_AMX") else ["-m", "headstart"]
-    command = [sys.executable, *program, "serve", str(setup.model), "--port", str(port)]
+    command = [*_program(), "serve", str(setup.model), "--port", str(port)]
     command += ["--ctx", str(setup.ctx), "--slots", str(setup.slots), *options]
     # MLX has no such option: its threads are those of its BLAS.
     command += [] if setup.model.is_dir() else ["--threads", str(setup.threads)]
@@ -164,7 +168,7 @@ def headstart(
 def headstart_several(folder: Path, setup: Setup, *options: str, keep: int) -> Iterator[Server]:
     """headstart with all models of a folder, of which it keeps some. The settings are those of each model."""
     port = _free_port()
-    command = [sys.executable, "-m", "headstart", "serve", "--models-dir", str(folder), "--keep-loaded", str(keep)]
+    command = [*_program(), "serve", "--models-dir", str(folder), "--keep-loaded", str(keep)]
     command += ["--port", str(port), "--ctx", str(setup.ctx), "--slots", str(setup.slots), "--threads", str(setup.threads)]
     with tempfile.TemporaryDirectory() as fresh, _running(
         "headstart", [*command, *options], port, {"HEADSTART_CACHE_DIR": fresh}

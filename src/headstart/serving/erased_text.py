@@ -44,6 +44,8 @@ class ErasedText:
 
     def within(self, text: IdentifiedText) -> bool:
         """Whether a text has one of these entries, or goes on after it."""
+        if not self:
+            return False
         ids = text.ids
         if not self._ids.isdisjoint(ids):
             return True

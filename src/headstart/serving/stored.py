@@ -286,7 +286,7 @@ class CachedChains:
                 for entry in own if self._cache.shared.on else ():
                     labels += self._cache.shared_labels(entry)
                     yield
-                # Both are asked together, so that a crash hardly comes between them: what one has lost is not looked for there.
+                # Both are asked together. After a crash between them nobody could name to one what the other has deleted.
                 whose = own[0].owner if own else gone[0].owner
                 return deleted, keys, self._cache.disk.erase(keys, whose), self._cache.shared.erase(labels)
             except BaseException:
