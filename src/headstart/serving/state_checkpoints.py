@@ -49,9 +49,9 @@ class StateCheckpoints:
             checkpoint_id(parent), parent, tokens, start, state=True, protected=protected, owner=owner, written=written
         )
         store = self._store
-        if slot.unsavable or store.barred.meets(slot.ids):
+        if slot.unsavable or store.expired(owner, written) or slot.written(slot.restored) <= store.terms.before:
             return None
-        if store.expired(owner, written) or slot.written(slot.restored) <= store.terms.before:
+        if store.barred.meets(slot.ids):
             return None
         if entry.id in store.offload.writing or not store.index.wants(entry.id, store.memory.name, canonical=canonical):
             return None
