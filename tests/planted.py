@@ -309,8 +309,6 @@ PLANTED = (
         "serving/erased_text.py",
         "                if as_tokens(rest).tobytes().startswith(packed):\n",
         "                if False:\n",
-        rare="what stays is an open tail, and the checks look at full blocks",
-        test="tests/serving/test_barred.py::test_a_deleted_open_tail_is_in_no_slot",
     ),
     Planted("a deletion leaves the history", "serving/expiry.py", "        self._history.forget(over)\n", ""),
     Planted(

@@ -20,7 +20,7 @@ from headstart.serving.stored import Deleted
 from headstart.testing.simulation.calls import SimulatedPath
 from headstart.testing.simulation.erasures import Deletion
 from headstart.testing.simulation.filesystem import ROOT
-from headstart.testing.simulation.history import Happening, Scenario
+from headstart.testing.simulation.history import TAILS, Happening, Scenario
 from headstart.testing.simulation.lifetimes import HEARD
 from headstart.testing.simulation.machine import SimulatedMachine
 from headstart.testing.simulation.server import OBJECT, Call, SimulatedServer, disk_budget
@@ -30,8 +30,6 @@ from headstart.testing.simulation.violation import require
 from headstart.tiers.disk import Disk
 from headstart.tiers.disk.chains import StoredChains
 
-TAILS = 100
-"""The size of events that concern open tails too."""
 LATE = 0.3
 """How often a server that is being stopped may get a request."""
 

@@ -7,13 +7,13 @@ with tokens that another chain has.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headstart.interfaces.tier import STATE
-from headstart.interfaces.tokens import BlockId, Tokens
+from headstart.interfaces.tokens import BlockId, Tokens, as_tokens
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
 from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.index import Index
@@ -23,6 +23,7 @@ from headstart.testing.simulation.violation import require
 from headstart.tiers.disk import FormatError, Label, format
 
 if TYPE_CHECKING:
+    from headstart.serving.erased_text import IdentifiedText
     from headstart.serving.runtime import Runtime
 
 
@@ -105,12 +106,16 @@ class Erasures:
         """Whether what was written at a time, of an entry of this key, was deleted by its owner."""
         return key in self._gone and written <= self._gone[key].at and not self.again(key)
 
-    def begun(self, runtime: Runtime, deletion: Deletion) -> None:
-        """A deletion has begun: nothing will be settled or explained that belongs to it."""
-        tasks = getattr(runtime.scheduler.settle, "_tasks", ())
-        require(
-            all(deletion.blocks.keys().isdisjoint(task.turn.record.ids) for task in tasks), "a deleted turn will be settled"
-        )
+    def begun(self, runtime: Runtime, deletion: Deletion, tails: Sequence[Entry]) -> None:
+        """A deletion has begun: nothing will be settled that belongs to it, and no text has one of its open `tails`.
+
+        Later texts may have them by right, so there is no other moment for this.
+        """
+        scheduler = runtime.scheduler
+        records = [task.turn.record for task in getattr(scheduler.settle, "_tasks", ())]
+        require(all(deletion.blocks.keys().isdisjoint(record.ids) for record in records), "a deleted turn will be settled")
+        texts: list[IdentifiedText] = [*records, *scheduler.history, *(slot for slot in scheduler.slots if not slot.unsavable)]
+        require(not any(_has(text, tail) for text in texts for tail in tails), "a text has an open tail that was deleted")
 
     # ── servers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -185,6 +190,20 @@ class Erasures:
             data = path.read_bytes()
             found = any(key in data and not self.again(key) for key in deletion.blocks)
             require(not found, "the id of a deleted entry is in the catalogue's files")
+
+
+def open_tails(index: Index, keys: Collection[BlockId]) -> list[Entry]:
+    """The open tails among entries. If another entry begins with the text of one, that text stays, and it is left out."""
+    entries = [entry for key in keys if (entry := index.get(key)) is not None and not entry.state]
+    tails = [entry for entry in entries if entry.length < index.block_size]
+    return [entry for entry in tails if not index.children(entry.parent).extends(entry.packed)]
+
+
+def _has(text: IdentifiedText, tail: Entry) -> bool:
+    """Whether a text has an open tail, or goes on after it."""
+    if tail.parent not in (text.root, *text.ids):
+        return False
+    return as_tokens(text.tokens[tail.start : tail.start + tail.length]).tobytes() == tail.packed
 
 
 def _text(index: Index, checkpoint: Entry) -> Iterator[tuple[BlockId, float]]:

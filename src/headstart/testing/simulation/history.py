@@ -30,6 +30,8 @@ HOWS = ("turn", "turn", "turn", "turn", "edit", "edit last", "branch", "again", 
 """How a conversation goes on."""
 TENDING: tuple[What, ...] = ("verify", "gc")
 """What operators do with the folder while servers use it."""
+TAILS = 100
+"""The size of events that concern open tails too."""
 REQUESTS = 29, 33
 """Fewest and most requests of a history, without floods at its end."""
 
@@ -141,6 +143,7 @@ class Scenario:
             events += _store_trouble(beside, asks[-1].at)
         if setup.apart:
             events.append(Happening(1.0, "second"))
+        events += _second_answers(random.Random(f"second answers {seed}"), asks)
         rounded = (replace(event, at=round(event.at, 4)) for event in events)  # as they are printed
         return cls(seed, setup, tuple(sorted(rounded, key=lambda event: event.at)))
 
@@ -198,6 +201,17 @@ def _ask(dice: random.Random, setup: Setup, at: float) -> Happening:
     )
 
 
+def _second_answers(dice: random.Random, asks: list[Happening]) -> list[Happening]:
+    """Some requests are sent again for another reply, and one of the replies is deleted. Short ones differ in the open tail
+    only, so the blocks before it stay."""
+    events = list[Happening]()
+    for ask in dice.sample(asks, 4) if dice.random() < 0.15 else ():
+        at, seed = ask.at + 1.0 + dice.random(), dice.randrange(1 << 30)
+        events.append(replace(ask, at=at, how="again", seed=seed, reply=dice.randint(1, 3)))
+        events.append(Happening(at + dice.random() * 3.0, "delete", ask.who, ask.talk, size=TAILS))
+    return events
+
+
 def _asks(dice: random.Random, setup: Setup) -> list[Happening]:
     """Requests, and what their callers do to them."""
     events, now = list[Happening](), 0.5
@@ -249,7 +263,7 @@ def _trouble(dice: random.Random, setup: Setup, last: float) -> list[Happening]:
         events.append(Happening(at(), "space", size=dice.choice([33, 34, 80]) << 20))
     for _ in range(dice.choice([dice.randint(0, 7), dice.randint(0, 7), dice.randint(10, 25)])):
         what: What = dice.choice(["pin", "pin", "unpin", "delete", "delete", "delete", "list", "erase slot", "term"])
-        events.append(Happening(at(), what, dice.randrange(setup.tenants), dice.randrange(3), size=dice.choice([20, 100])))
+        events.append(Happening(at(), what, dice.randrange(setup.tenants), dice.randrange(3), size=dice.choice([20, TAILS])))
     for _ in range(dice.choice([0, 0, 0, 0, 1, 2])):
         events.append(Happening(at(), "rm", size=dice.choice([0, 0, 5, 15])))
     if dice.random() < 0.3:
@@ -274,7 +288,7 @@ def _wishes(dice: random.Random, setup: Setup, asks: list[Happening]) -> list[Ha
             for talk in range(3):
                 later: tuple[What, ...] = dice.choice([(), ("pin",), ("unpin",), ("delete",)])
                 for what in ("pin", *later):
-                    events.append(Happening(5.0 + dice.random() * 30.0, what, who, talk, size=dice.choice([20, 100])))
+                    events.append(Happening(5.0 + dice.random() * 30.0, what, who, talk, size=dice.choice([20, TAILS])))
     if dice.random() < 0.15:  # two servers have parts of the same conversations
         events.append(Happening(1.0, "second"))
         for ask in dice.sample(asks[8:], 6):

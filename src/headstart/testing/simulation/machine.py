@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain
+from headstart.prefix_cache.entry import Entry
 from headstart.serving.runtime import Runtime
 from headstart.testing.simulation import checks as checking
 from headstart.testing.simulation import filesystem
@@ -119,13 +120,13 @@ class SimulatedMachine:
         """What a server that starts brings from the shared store."""
         return ()
 
-    def _deletes(self, server: SimulatedServer, keys: Collection[BlockId]) -> None:
+    def _deletes(self, server: SimulatedServer, keys: Collection[BlockId], tails: Sequence[Entry]) -> None:
         """A server deletes entries, on its engine thread. From now on nothing of them is used any more."""
         deletion = Deletion.of(keys, self.files.now(), self.here.now, server.process.name)
         server.deletions.append(deletion)
         assert server.runtime is not None
         try:
-            self.checks.erasures.begun(server.runtime, deletion)
+            self.checks.erasures.begun(server.runtime, deletion, tails)
         except Violation as error:  # the scheduler would take it for an error of a request
             self.violation = self.violation or error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import random
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import PosixPath
 from typing import Any
@@ -18,12 +18,13 @@ from headstart.interfaces.generation import GenerationParams
 from headstart.interfaces.sampling import GREEDY, Sampling
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain
+from headstart.prefix_cache.entry import Entry
 from headstart.serving.portions import LongWork
 from headstart.serving.request import Delta, Event, Failed, Finished, Progress, Request, Started
 from headstart.serving.runtime import Handle, Runtime
 from headstart.testing.simulation.checks import Checks, Tenants, Watch
 from headstart.testing.simulation.engine import SimulatedEngine
-from headstart.testing.simulation.erasures import Deletion
+from headstart.testing.simulation.erasures import Deletion, open_tails
 from headstart.testing.simulation.faults import Faults
 from headstart.testing.simulation.filesystem import ROOT
 from headstart.testing.simulation.history import Setup
@@ -116,7 +117,7 @@ class SimulatedServer:
         ready: whether it takes requests.
         closing, closed: whether it is being stopped, or has stopped.
         deletions: what owners have deleted here, answered or not.
-        deletes: called on the engine thread after it has deleted these entries.
+        deletes: called on the engine thread after it has deleted these entries, with the open tails among them.
         hot: the prompts that it brings from the shared store before it is ready, as a replica of a fleet does.
     """
 
@@ -132,20 +133,21 @@ class SimulatedServer:
         self.runtime: Runtime | None = None
         self.ready = self.closing = self.closed = False
         self.deletions: list[Deletion] = []
-        self.deletes: Callable[[Collection[BlockId]], None] = lambda keys: None
+        self.deletes: Callable[[Collection[BlockId], Sequence[Entry]], None] = lambda keys, tails: None
         self.hot: Callable[[Runtime], Iterable[Chain]] = lambda runtime: ()
         here.spawn(self._start, f"{name}: start", self.process)
 
     def _start(self) -> None:
         self.runtime = Runtime(lambda: self.engine, settings(self.setup), clock=TIME.time, listener=self.watch)
         self.watch.runtime = self.runtime
-        expiry = self.runtime.scheduler.expiry
+        expiry, index = self.runtime.scheduler.expiry, self.runtime.cache.index
         delete = expiry.delete
 
         def deletes(keys: Set[BlockId], tails: Iterable[tuple[BlockId, bytes]] = ()) -> LongWork[None]:
+            ends = open_tails(index, keys)
             for piece, _ in enumerate(delete(keys, tails)):
                 if not piece:  # from here on nothing of it is used any more
-                    self.deletes(keys)
+                    self.deletes(keys, ends)
                 yield
 
         expiry.delete = deletes  # type: ignore[method-assign]  # nothing else names the entries of a deletion
