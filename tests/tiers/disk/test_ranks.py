@@ -41,7 +41,7 @@ def fill(catalog: Catalog, count: int) -> None:
 
 
 def steps(catalog: Catalog, count: int) -> int:
-    """How many thousand steps SQLite's machine takes to evict `count` objects."""
+    """How many hundred steps SQLite's machine takes to evict `count` objects."""
     taken = [0]
 
     def step() -> int:
@@ -49,7 +49,7 @@ def steps(catalog: Catalog, count: int) -> int:
         return 0
 
     catalog.ranks.learn(1e6)
-    catalog._db.set_progress_handler(step, 1000)
+    catalog._db.set_progress_handler(step, 100)
     catalog.remove([row.label.key for row in catalog.victims((), count * SIZE, 1e6)], 1e6)
     catalog.add([(label(1 << 30), SIZE)], 1e6)
     assert (catalog.used(), len(catalog)) == (len(catalog) * SIZE, len(catalog))
@@ -63,12 +63,12 @@ def test_evicting_costs_the_same_however_much_is_stored(tmp_path: Path) -> None:
         with closing(Catalog(tmp_path / f"{count}.sqlite")) as catalog:
             fill(catalog, count)
             found.append(steps(catalog, 4))
-    assert found[1] <= found[0] + 2, found
-    assert found[0] > 2, "nothing was counted"
+    assert found[1] <= found[0] + 10, found
+    assert found[0] > 10, "nothing was counted"
 
 
 def test_no_rank_is_older_than_a_round(catalog: Catalog) -> None:
-    """While a sixteenth of the objects is evicted, all others get new ranks."""
+    """While a sixteenth of the objects is evicted, all others that nothing follows get new ranks."""
     count = 4000
     fill(catalog, count)
     catalog._db.execute("UPDATE objects SET rank = 7e77")
@@ -78,7 +78,7 @@ def test_no_rank_is_older_than_a_round(catalog: Catalog) -> None:
         evicted += len(keys)
         catalog.remove(keys, 1e6)
         assert len(keys) == 40
-    assert catalog._db.execute("SELECT COUNT(*) FROM objects WHERE rank = 7e77").fetchone() == (0,)
+    assert catalog._db.execute("SELECT COUNT(*) FROM objects WHERE children = 0 AND rank = 7e77").fetchone() == (0,)
 
 
 def test_the_lowest_ranks_go_and_parents_once_they_are_leaves(catalog: Catalog) -> None:

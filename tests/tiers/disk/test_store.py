@@ -434,6 +434,19 @@ def test_the_budget_is_hard_and_what_others_hang_on_stays(tmp_path: Path) -> Non
     assert label(29).key in disk, "the newest is not the first victim"
 
 
+def test_an_eviction_makes_room_for_the_next_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    monkeypatch.setattr(disk_store, "AHEAD", 3 * cell)
+    monkeypatch.setattr(disk_store, "AHEAD_PART", 2)
+    disk = Disk(tmp_path, disk_store.RESERVE + 9 * cell)
+    evicted = [len(disk.write([(label(number), rows(number))])[1]) for number in range(18)]
+    assert evicted == [*[0] * 9, *[3, 0, 0] * 3]
+    disk.close()
+    with closing(Disk(tmp_path, disk_store.RESERVE + 4 * cell)) as small:  # half of what fits is less than three
+        small.reconcile()
+        assert [len(small.write([(label(number), rows(number))])[1]) for number in (20, 21, 22)] == [2, 0, 2]
+
+
 def test_pinned_and_needed_objects_stay(tmp_path: Path) -> None:
     cell = -(-SIZE // 4096) * 4096 + ALIGN
     disk = Disk(tmp_path, disk_store.RESERVE + 3 * cell)

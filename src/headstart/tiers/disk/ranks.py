@@ -1,8 +1,9 @@
 """Ranks: the order in which objects leave the disk. It is that of `prefix_cache/eviction_order`, at a cost that does not grow.
 
 Each row has its rank, so the next objects to evict are the first rows of an index. A rank changes with time, so each eviction
-renews some: a *hand* goes round the table and renews `PER_VICTIM` rows for each evicted one, at least `LEAST`. No rank is older
-than the time in which a `PER_VICTIM`th of the objects was evicted. In a table of up to `LEAST` rows, all are new.
+renews some: a *hand* goes round the table, `PER_VICTIM` rows for each evicted one, at least `LEAST`, and renews the ranks of
+those that nothing follows. None of these is older than the time in which a `PER_VICTIM`th of the objects was evicted. In a
+table of up to `LEAST` rows, all of them are new.
 
 For one thread at a time. All methods raise sqlite3.Error. Times are in seconds since 1970.
 """
@@ -176,14 +177,14 @@ class Ranks:
         self._db.executemany("UPDATE objects SET rank = ? WHERE number = ?", ranks)
 
     def _renew(self, count: int, now: float) -> None:
-        """Computes the ranks of the next rows again."""
+        """Computes the ranks of those of the next rows again that nothing follows: others have no place in the order."""
         with self._unsynced():
             (hand,) = self._db.execute("SELECT hand FROM totals").fetchone()
-            query = f"SELECT number, {_RANKED} FROM objects WHERE number"
+            query = f"SELECT number, children, {_RANKED} FROM objects WHERE number"
             rows = self._db.execute(f"{query} > ? ORDER BY number LIMIT ?", (hand, count)).fetchall()
             if len(rows) < count:
                 rows += self._db.execute(f"{query} <= ? ORDER BY number LIMIT ?", (hand, count - len(rows))).fetchall()
-            ranks = [(self._rank(row, now), number) for number, *row in rows]
+            ranks = [(self._rank(row, now), number) for number, children, *row in rows if not children]
             self._db.executemany("UPDATE objects SET rank = ? WHERE number = ?", ranks)
             if rows:
                 self._db.execute("UPDATE totals SET hand = ?", (rows[-1][0],))

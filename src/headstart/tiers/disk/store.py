@@ -52,6 +52,10 @@ AT_ONCE = 1000
 """Objects up to which everything is looked at before the first write. More are looked at piece by piece, meanwhile."""
 UNSEEN = 64 << 20
 """Bytes that are kept free as long as objects without a row may be there: more than a write of each of two processes."""
+AHEAD = 24 << 20
+"""Bytes that an eviction frees at least, so that the next writes need none: choosing a few takes as long as choosing many."""
+AHEAD_PART = 256
+"""No more of all objects than one part of so many is evicted for writes to come."""
 TOGETHER = 128 << 20
 """Bytes that are evicted together."""
 AT_A_TIME = 32
@@ -291,10 +295,9 @@ class Disk(Store):
             shares, owners = self._quota(), {file.label.owner for file in coming}
             for file in coming:
                 shares.hold(file.label.owner, self._need(file))
-            victims = [
-                row.label.key
-                for row in self.catalog.victims(spare, min(missing, TOGETHER), shares=shares, coming=owners, most=AT_A_TIME)
-            ]
+            size = min(max(missing, min(AHEAD, (self._budget - RESERVE) // AHEAD_PART)), TOGETHER)
+            rows = self.catalog.victims(spare, size, shares=shares, coming=owners, most=AT_A_TIME)
+            victims = [row.label.key for row in rows]
             if not victims:
                 break
             gone += self._remove(victims)
