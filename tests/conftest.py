@@ -204,3 +204,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     from sharing import be_patient
 
     be_patient(monkeypatch)
+
+
+@pytest.fixture
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle servers do soon what they have to do."""
+    from sharing import be_brisk
+
+    be_brisk(monkeypatch)

@@ -20,6 +20,8 @@ from live import wait_until
 from sharing import BLOCK_SIZE, DELAY, answer, chat, cold, same, start, stored
 from stores import ValkeyServer
 
+pytestmark = pytest.mark.usefixtures("brisk")
+
 
 @pytest.fixture
 def store(tmp_path: Path, patient: None) -> str:

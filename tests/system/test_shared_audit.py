@@ -25,6 +25,8 @@ from headstart.tiers.shared.store import StoreError
 from live import wait_until
 from sharing import BLOCK_SIZE, DELAY, answer, chat, cold, same, start, stored
 
+pytestmark = pytest.mark.usefixtures("brisk")
+
 HELLO = "Hello, who are you?"
 
 

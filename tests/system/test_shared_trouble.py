@@ -41,6 +41,7 @@ from live import serving, wait_until
 from sharing import stored
 from stores import HOST, ValkeyServer
 
+pytestmark = pytest.mark.usefixtures("brisk")
 BLOCK_SIZE = 8
 WORDS = "Hello, who are you?"
 
