@@ -31,7 +31,7 @@ from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.planner import Costs, Mode, SlotView, plan
 from headstart.prefix_cache.reuse_model import RequestTraits
-from headstart.tiers.disk import Disk, Label, files
+from headstart.tiers.disk import Disk, Label, files, store
 
 
 def _of(name: str, *modules: str) -> Any:
@@ -173,6 +173,7 @@ class OnDisk:
         write = found["on disk: write of 4 MiB with eviction, without the files' bytes"] = []
         real, spent = files.write, list[float]()
         files.write = lambda *given: spent.append(taken(lambda: real(*given)))
+        store.AHEAD = 0  # so each write evicts
         full = self.disk.used + self.disk.reserved
         self.disk.measure = partial(setattr, self.disk, "_budget", full)  # type: ignore[method-assign]
         for _ in range(CALLS // 4):

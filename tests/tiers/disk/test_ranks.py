@@ -125,6 +125,18 @@ def test_a_reply_ranks_leaves_only_and_others_once_they_are_leaves(catalog: Cata
     assert ranks()[15] == after[16], "both save as much, and were used by the same requests"
 
 
+def test_what_loses_its_last_child_to_a_deletion_has_its_rank_at_once(catalog: Catalog) -> None:
+    """It was not ranked as long as something followed it. It must not be taken for something that was just used."""
+    fill(catalog, 10 * LEAST)
+    catalog.ranks.learn(1e6)
+    catalog._db.execute("UPDATE objects SET rank = 7e77 WHERE children")
+    catalog.ages.erase([label(2).key], 1e6)
+    catalog.ages.wipe([label(4).key, label(6).key, label(5).key], float("-inf"), 1e6)
+    left = catalog._db.execute("SELECT key, rank FROM objects WHERE key IN (?, ?)", (label(1).key, label(3).key)).fetchall()
+    assert len(left) == 2
+    assert all(rank < 7e77 for _, rank in left)
+
+
 def test_owners_above_the_quota_go_first_and_only_they_are_counted(catalog: Catalog) -> None:
     """Also when there are many owners, of whom the query sees two."""
     dice = random.Random(0)

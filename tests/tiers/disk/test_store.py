@@ -447,6 +447,17 @@ def test_an_eviction_makes_room_for_the_next_writes(tmp_path: Path, monkeypatch:
         assert [len(small.write([(label(number), rows(number))])[1]) for number in (20, 21, 22)] == [2, 0, 2]
 
 
+def test_no_owner_within_a_quota_loses_objects_to_writes_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    monkeypatch.setattr(disk_store, "AHEAD_PART", 2)
+    with closing(Disk(tmp_path, disk_store.RESERVE + 8 * cell, portion=0.5)) as disk:
+        idle = [replace(label(number), owner=b"idle") for number in range(4)]
+        disk.write([(one, rows(0)) for one in idle])
+        for number in range(10, 30):
+            assert disk.write([(replace(label(number), owner=b"busy"), rows(number))])[0]
+        assert all(one.key in disk for one in idle)
+
+
 def test_pinned_and_needed_objects_stay(tmp_path: Path) -> None:
     cell = -(-SIZE // 4096) * 4096 + ALIGN
     disk = Disk(tmp_path, disk_store.RESERVE + 3 * cell)

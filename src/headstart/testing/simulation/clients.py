@@ -320,7 +320,7 @@ class Clients(SimulatedMachine):
             if other.runtime is None or not other.ready:
                 raise Unavailable("a server does not answer")
             with suppress(NotFound):
-                gone = other.runtime.stored.delete(key, owner, deleted.stretches)
+                gone = self._there(other, partial(other.runtime.stored.delete, key, owner, deleted.stretches))
                 deletions.append(_latest(other, gone))
                 needed |= _spared(other, gone)
                 self.seen["delete there"] += 1
@@ -330,6 +330,25 @@ class Clients(SimulatedMachine):
                     break
         first = min(one.at for one in deletions)  # a server may compute it again while others are asked
         self._deleted(server, [replace(one.without(needed), at=first) for one in deletions])
+
+    def _there(self, other: SimulatedServer, delete: Callable[[], Deleted]) -> Deleted:
+        """Deletes something at another server. It goes on there if the one that asks ends."""
+        found, errors = list[Deleted](), list[HeadstartError]()
+
+        def act() -> None:
+            try:
+                found.append(delete())
+            except HeadstartError as error:
+                errors.append(error)
+
+        done = self.here.spawn(act, "operation there", other.process)
+        while not done.ended:
+            self.here.sleep(0.1)
+        for error in errors:
+            raise error
+        if not found:
+            raise Unavailable("a server does not answer")
+        return found[0]
 
     def _deleted(self, server: SimulatedServer, deletions: list[Deletion]) -> None:
         """An owner has the answer that a chain is deleted, at this server and at others."""

@@ -205,7 +205,7 @@ def _second_answers(dice: random.Random, asks: list[Happening]) -> list[Happenin
     """Some requests are sent again for another reply, and one of the replies is deleted. Short ones differ in the open tail
     only, so the blocks before it stay."""
     events = list[Happening]()
-    for ask in dice.sample(asks, 4) if dice.random() < 0.15 else ():
+    for ask in dice.sample([one for one in asks if one.what == "ask"], 4) if dice.random() < 0.15 else ():
         at, seed = ask.at + 1.0 + dice.random(), dice.randrange(1 << 30)
         events.append(replace(ask, at=at, how="again", seed=seed, reply=dice.randint(1, 3)))
         events.append(Happening(at + dice.random() * 3.0, "delete", ask.who, ask.talk, size=TAILS))

@@ -55,11 +55,12 @@ IN_PIECES: tuple[tuple[ModuleType, str, object], ...] = (
     (catalog_watch, "LARGE", 8),
     (store, "AT_ONCE", 4),
     (store, "PIECE", 3),
+    (store, "AHEAD_PART", 4),
     (catalog_file, "CHECKED", 0),
     (offload, "STEP", 3),
     (portions, "MOST", 1),
 )
-"""Limits beyond which things are done piece by piece, so low that a folder of a few dozen objects is beyond them."""
+"""Limits beyond which things are done piece by piece, or ahead, so low that a folder of a few dozen objects is beyond them."""
 STAND_INS: tuple[tuple[object, object], ...] = (
     (time, TIME),
     (threading, THREADING),

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import sqlite3
+import time
 from collections.abc import Collection, Iterator, Mapping
 
 from headstart.prefix_cache.expiry import Terms, outlived
 from headstart.tiers.disk import schema
+from headstart.tiers.disk.ranks import Ranks, rows_of
 
 TOMBSTONES = 1024
 """Most tombstones that are kept: the latest. A server that has not seen all later ones takes everybody's for deleted."""
@@ -31,8 +33,9 @@ class Ages:
         own_tombstones: the numbers of those of the latest deletion that this process has recorded.
     """
 
-    def __init__(self, database: sqlite3.Connection) -> None:
+    def __init__(self, database: sqlite3.Connection, ranks: Ranks) -> None:
         self._db = database
+        self._ranks = ranks
         self.own = self.seen = 0
         self.own_tombstones = range(0)
         self._terms_seen: tuple[int, float, float] = (-1, 0.0, 0.0)
@@ -73,18 +76,20 @@ class Ages:
                 yield
         self.outdate_tombstones(terms.cut(b"", now))
 
-    def erase(self, keys: Collection[bytes]) -> None:
+    def erase(self, keys: Collection[bytes], now: float | None = None) -> None:
         """Deletes the rows of objects, their ghosts and their notes."""
         if keys:
             with schema.change(self._db):
-                self._erase(keys)
+                self._erase(keys, time.time() if now is None else now)
             self.own += 1
 
-    def _erase(self, keys: Collection[bytes]) -> None:
+    def _erase(self, keys: Collection[bytes], now: float) -> None:
         schema.soil(self._db)
         self._erasure()
+        stay = {parent for (parent,) in rows_of(self._db, "parent", [*keys])}.difference(keys)
         for query in ("objects WHERE key = ?", "ghosts WHERE key = ?", "notes WHERE block = ?"):
             self._db.executemany(f"DELETE FROM {query}", [(key,) for key in keys])
+        self._ranks.renew_leaves(sorted(stay), now)
 
     def _erasure(self) -> None:
         """Other processes must look for what is gone."""
@@ -100,7 +105,7 @@ class Ages:
         """
         tombstones = range(0)
         with schema.change(self._db):
-            self._erase(keys)
+            self._erase(keys, now)
             self._db.execute("DELETE FROM ghosts WHERE written <= ?", (before,))
             stay = "SELECT key FROM objects WHERE pinned"
             self._db.execute(f"DELETE FROM notes WHERE written <= ? AND block NOT IN ({stay})", (before,))

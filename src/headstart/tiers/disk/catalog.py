@@ -101,7 +101,8 @@ class Catalog:
         same: Callable[[], None] = lambda: None,
     ) -> None:
         self._db = schema.connect(path, alone, creates=creates, same=same)
-        self.ages, self.ranks = Ages(self._db), Ranks(self._db)
+        self.ranks = Ranks(self._db)
+        self.ages = Ages(self._db, self.ranks)
         self._held: tuple[int, Collection[bytes], Counter[bytes]] = -1, (), Counter()  # `pins`, what they keep, and whose it is
 
     def close(self) -> None:

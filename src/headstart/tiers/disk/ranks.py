@@ -2,8 +2,8 @@
 
 Each row has its rank, so the next objects to evict are the first rows of an index. A rank changes with time, so each eviction
 renews some: a *hand* goes round the table, `PER_VICTIM` rows for each evicted one, at least `LEAST`, and renews the ranks of
-those that nothing follows. None of these is older than the time in which a `PER_VICTIM`th of the objects was evicted. In a
-table of up to `LEAST` rows, all of them are new.
+those that nothing follows. None of these is older than the time in which a `PER_VICTIM`th of the objects was evicted (what
+loses its last child gets a new one at once). In a table of up to `LEAST` rows, all of them are new.
 
 For one thread at a time. All methods raise sqlite3.Error. Times are in seconds since 1970.
 """

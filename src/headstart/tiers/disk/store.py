@@ -53,9 +53,9 @@ AT_ONCE = 1000
 UNSEEN = 64 << 20
 """Bytes that are kept free as long as objects without a row may be there: more than a write of each of two processes."""
 AHEAD = 24 << 20
-"""Bytes that an eviction frees at least, so that the next writes need none: choosing a few takes as long as choosing many."""
+"""Bytes that an eviction frees if it can, so that the next writes need none: choosing a few takes as long as choosing many."""
 AHEAD_PART = 256
-"""No more of all objects than one part of so many is evicted for writes to come."""
+"""For writes to come, no more is evicted than one of so many parts of the budget."""
 TOGETHER = 128 << 20
 """Bytes that are evicted together."""
 AT_A_TIME = 32
@@ -295,7 +295,9 @@ class Disk(Store):
             shares, owners = self._quota(), {file.label.owner for file in coming}
             for file in coming:
                 shares.hold(file.label.owner, self._need(file))
-            size = min(max(missing, min(AHEAD, (self._budget - RESERVE) // AHEAD_PART)), TOGETHER)
+            # With quotas, only what is missing: the rest could be of owners who are within theirs.
+            ahead = 0 if shares.on else min(AHEAD, (self._budget - RESERVE) // AHEAD_PART)
+            size = min(max(missing, ahead), TOGETHER)
             rows = self.catalog.victims(spare, size, shares=shares, coming=owners, most=AT_A_TIME)
             victims = [row.label.key for row in rows]
             if not victims:
@@ -477,7 +479,7 @@ class Disk(Store):
         while due():
             with self.writing():
                 keys = due()
-                gone = self._remove(keys, partial(self.catalog.ages.erase, keys))
+                gone = self._remove(keys, partial(self.catalog.ages.erase, keys, self._clock()))
                 self._quarantine.drop({self.path(key).name for key in keys}, -math.inf)
             stuck |= {*keys} - {*gone}
             yield gone, []
