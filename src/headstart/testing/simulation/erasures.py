@@ -19,6 +19,7 @@ from headstart.prefix_cache.entry import Entry
 from headstart.prefix_cache.index import Index
 from headstart.testing.simulation.disk import FolderNames, Inode
 from headstart.testing.simulation.filesystem import ROOT, FileSystem
+from headstart.testing.simulation.threads import STARTED
 from headstart.testing.simulation.violation import require
 from headstart.tiers.disk import FormatError, Label, format
 
@@ -127,8 +128,9 @@ class Erasures:
         for key in self._gone:
             entry = store.index.get(key)
             require(entry is None or not self._old(key, entry.written), "a deleted entry is in the index")
-            ghost = rests and key in store.retention._ghosts and not self.again(key)
-            require(not ghost, "a deleted entry has a ghost in memory")
+            ghost = store.retention._ghosts.get(key) if rests else None
+            later = ghost is None or ghost.last > STARTED + self._gone[key].began  # memory may have refused what came again
+            require(later or self.again(key), "a deleted entry has a ghost in memory")
         for slot in scheduler.slots:
             for number, key in enumerate(slot.ids if not slot.busy else ()):
                 written = slot.written(number * self._block_size, (number + 1) * self._block_size)

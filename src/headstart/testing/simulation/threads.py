@@ -15,6 +15,8 @@ from headstart.testing.simulation.tasks import Task, Waiters
 T = TypeVar("T")
 HANDOVER = 10e-6
 """Most virtual seconds that a hand-over to another thread takes. Others may run meanwhile."""
+STARTED = 1000.0
+"""What the monotonic clock says at the beginning."""
 
 
 class SimulatedLock:
@@ -247,8 +249,8 @@ TIME = StandIn(
     "time",
     {
         "time": lambda: world().time(),
-        "monotonic": lambda: 1000.0 + world().now,
-        "perf_counter": lambda: 1000.0 + world().now,
+        "monotonic": lambda: STARTED + world().now,
+        "perf_counter": lambda: STARTED + world().now,
         "sleep": lambda seconds: world().sleep(seconds),
     },
 )
