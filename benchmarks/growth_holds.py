@@ -135,6 +135,7 @@ def disk_thread(entries: int) -> Iterator[tuple[str, Kept]]:
     works: dict[str, Callable[[int], object]] = {
         "choosing victims for 4 MiB on disk": growth_disk.evict,
         "writing 4 MiB with eviction": growth_disk.write_with_eviction,
+        "adding rows of 4 MiB, with eviction for several": growth_disk.evict_ahead,
         "hits of 20 blocks on disk": growth_disk.hits,
         "looking for news of other processes": growth_disk.look,
         "reading the catalogue after a start": growth_disk.read,
