@@ -38,6 +38,7 @@ from headstart.tiers import write_behind
 from headstart.tiers.disk import Disk
 from headstart.tiers.disk.chains import StoredChain, StoredChains
 from headstart.tiers.memory import Memory
+from headstart.tiers.notices import ObjectErased
 from headstart.tiers.write_behind import WriteBehind
 from live import idle, wait_until
 from remains import DAY, START, Clock, kept, mark, marked, stored
@@ -636,3 +637,50 @@ def test_a_look_between_the_notices_of_a_deletion_loses_nothing() -> None:
         runtime.scheduler.call(second).result(30)
         settled(runtime)
         assert kept(runtime, [mark(0)]) == set()
+
+
+def test_an_entry_on_its_way_to_the_disk_outlives_the_end_of_an_older_one(tmp_path: Path) -> None:
+    """The disk deletes a chain that is due while the same one, which was computed again, is on its way there."""
+    with started(Clock(), tmp_path, settle="off") as runtime:
+        ask(runtime, [user(marked(0))], max_tokens=4)
+        settled(runtime)
+        offload, index, disk = runtime.cache.store.offload, runtime.cache.index, runtime.cache.disk
+        assert isinstance(disk, WriteBehind)
+        keys = [entry.id for entry in index if disk.name in entry.copies]
+
+        def again() -> None:
+            for key in keys:
+                offload.gone(key)
+                offload.offer(index.get(key))
+            assert offload.writing.keys() == {*keys}
+            offload._notices.extendleft(map(ObjectErased, keys))
+            offload.take_notices(len(keys))
+            runtime.scheduler.expiry.step()
+
+        runtime.scheduler.call(again).result(30)
+        settled(runtime)
+        assert {entry.id for entry in index if disk.name in entry.copies} == {*keys}
+        with closing(Disk(tmp_path, 1 << 30)) as there:
+            assert {*there.catalog.keys()} == {*keys}
+
+
+def test_what_memory_has_to_drop_is_not_offered(tmp_path: Path) -> None:
+    """It waited for the disk, which has just deleted it."""
+    with started(Clock(), tmp_path, settle="off") as runtime:
+        ask(runtime, [user(marked(0))], max_tokens=4)
+        settled(runtime)
+        offload, disk = runtime.cache.store.offload, runtime.cache.disk.name
+        entry = next(entry for entry in runtime.cache.index if disk in entry.copies)
+
+        def erased() -> None:
+            offload._notices.append(ObjectErased(entry.id))
+            offload._queued[entry.id] = entry
+            offload.take_notices()
+            assert entry.id not in offload.writing
+            runtime.scheduler.expiry.step()
+            offload.flush()
+            assert entry.id not in offload.writing
+
+        runtime.scheduler.call(erased).result(30)
+        settled(runtime)
+        assert runtime.cache.index.get(entry.id) is None

@@ -189,7 +189,7 @@ class Offload:
             self._barred.owners.add(owners)
 
     def _hand_over(self, entry: Entry, *, last: bool = False) -> bool:
-        if entry.owner in self._barred.owners:  # it may have to go
+        if entry.owner in self._barred.owners or entry.id in self._barred or entry.id in self.erased:  # it may have to go
             return False
         data = self._memory.read(entry.id)
         assert data is not None
@@ -225,7 +225,8 @@ class Offload:
                     self.gone(key, fault=True)
                 case ObjectErased(key=key):
                     self.gone(key)
-                    self.erased.add(key)
+                    if key not in self.writing:  # else it is newer than what was erased, or the disk refuses it
+                        self.erased.add(key)
                 case EverythingErased(before=before):
                     self.before = max(self.before, before)
                 case OwnersErased(number=number, owners=owners):

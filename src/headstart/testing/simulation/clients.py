@@ -311,8 +311,8 @@ class Clients(SimulatedMachine):
     def _delete(self, server: SimulatedServer, key: BlockId, owner: bytes) -> None:
         """An owner deletes a chain, where servers are apart as a fleet does it: at all of them."""
         assert server.runtime is not None
-        others = [one for one in self.servers if one is not server] if self.setup.apart else []
         deleted = server.runtime.stored.delete(key, owner)
+        others = [one for one in self.servers if one is not server] if self.setup.apart else []  # also one that has just begun
         deletions, needed = [_latest(server, deleted)], _spared(server, deleted)
         if self.setup.apart and self.returning:
             raise Unavailable("a server does not answer")

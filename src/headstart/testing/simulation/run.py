@@ -157,6 +157,8 @@ class HistoryRun(Clients):
                 self.checks.erasures.rows(disk.catalog._db)
                 self.checks.pinned.rows(self.files)
                 self.checks.pinned.known(runtime, self.files)
+                lacking = checking.unknown(runtime, disk.catalog._db)
+                require(not lacking, f"an index lacks {len(lacking)} objects that are on disk")
                 self.checks.erasures.heard(runtime)
         self.checks.erasures.files(self.files)
         self.checks.pinned.files(self.files)
