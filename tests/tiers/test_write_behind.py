@@ -25,6 +25,7 @@ from headstart.interfaces.tokens import Bytes
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.reuse_model import ReuseModel
 from headstart.tiers import disk_reads, parallel_read, upkeep, write_behind, write_queue
+from headstart.tiers.catalog_watch import CatalogWatch
 from headstart.tiers.disk import Disk, FormatError, Label, catalog_file
 from headstart.tiers.disk import reader as disk_reader
 from headstart.tiers.disk.ages import Ages
@@ -435,6 +436,26 @@ def test_what_was_not_read_because_a_search_hung_is_told_anew(tmp_path: Path, mo
         answers.set()
         waited(tier, found, lambda found: found[1:] == [ObjectFound(label(0))])
         waited(tier, found, lambda _: tier.listed and not tier.hides)
+
+
+def test_a_fault_of_the_look_that_tells_anew_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Disk(tmp_path, BIG)) as disk:
+        disk.write([(label(0), rows(0))])
+    found, real, failed = list[Notice](), CatalogWatch.look, list[bool]()
+    monkeypatch.setattr(write_behind, "PATIENCE", 0.01)
+
+    def look(self: CatalogWatch, catalog: Catalog, *, again: bool, **options: bool) -> list[Notice]:
+        if again and not failed:
+            failed.append(True)
+            raise OSError(errno.EACCES, "not now")  # it is not opened again: that tells anew too
+        return real(self, catalog, again=again, **options)
+
+    with opened(tmp_path) as tier:
+        waited(tier, found, lambda found: len(found) == 1)
+        monkeypatch.setattr(CatalogWatch, "look", look)
+        tier._reads.again = True  # as after reads that were given up
+        waited(tier, found, lambda found: found[1:] == [ObjectFound(label(0))])
+        assert failed
 
 
 def test_what_somebody_has_deleted_loses_its_row_when_it_is_read(tmp_path: Path) -> None:

@@ -464,15 +464,16 @@ class WriteBehind:
     def _look(self, disk: Disk) -> None:
         """Reports objects that other processes have added or removed."""
         disk.compare()
+        version = disk.catalog.version()
         again, wiped = self._reads.again and not self._reads.hang, self._watch.wiped
         if again:
             self._listed = self._reads.again = False
-        version = disk.catalog.version()
         reports = len(self._notices) < BACKLOG
         try:
             self._notices.extend(self._watch.look(disk.catalog, again=again, reports=reports, tidied=not self._upkeep.untidied))
         except BaseException:
             self._notices.extend(self._watch.take_found())
+            self._reads.again |= again
             raise
         self._deletions = self._watch.wiped
         if not self._listed:
