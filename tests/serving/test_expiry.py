@@ -684,3 +684,34 @@ def test_what_memory_has_to_drop_is_not_offered(tmp_path: Path) -> None:
         runtime.scheduler.call(erased).result(30)
         settled(runtime)
         assert runtime.cache.index.get(entry.id) is None
+
+
+def test_what_is_over_here_may_be_younger_on_disk(tmp_path: Path) -> None:
+    """Another server has stored it later. So the disk is asked; while it is barred, what the disk says is not heard."""
+    with started(Clock(), tmp_path, settle="off") as runtime:
+        ask(runtime, [user(marked(0))], max_tokens=4)
+        settled(runtime)
+        store, index, disk = runtime.cache.store, runtime.cache.index, runtime.cache.disk.name
+        keys = [entry.id for entry in index if disk in entry.copies]
+
+        def on_disk() -> set[bytes]:
+            return {entry.id for entry in index if disk in entry.copies}
+
+        def over() -> None:
+            for key in keys:
+                store.offload.over(key)
+            assert not on_disk()
+
+        runtime.scheduler.call(over).result(30)
+        wait_until(lambda: on_disk() == {*keys})
+
+        def barred() -> None:
+            store.barred.add(keys)
+            over()
+            store.disk.report(keys)
+
+        runtime.scheduler.call(barred).result(30)
+        time.sleep(0.2)
+        assert not on_disk()
+        runtime.scheduler.call(lambda: store.barred.lift(keys)).result(30)
+        wait_until(lambda: on_disk() == {*keys})

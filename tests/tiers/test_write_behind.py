@@ -447,7 +447,7 @@ def test_a_fault_of_the_look_that_tells_anew_loses_nothing(tmp_path: Path, monke
     def look(self: CatalogWatch, catalog: Catalog, *, again: bool, **options: bool) -> list[Notice]:
         if again and not failed:
             failed.append(True)
-            raise OSError(errno.EACCES, "not now")  # it is not opened again: that tells anew too
+            refused()
         return real(self, catalog, again=again, **options)
 
     with opened(tmp_path) as tier:
@@ -456,6 +456,35 @@ def test_a_fault_of_the_look_that_tells_anew_loses_nothing(tmp_path: Path, monke
         tier._reads.again = True  # as after reads that were given up
         waited(tier, found, lambda found: found[1:] == [ObjectFound(label(0))])
         assert failed
+
+
+def test_what_is_asked_for_is_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After what was offered and discarded before, and when the catalogue answers."""
+    with closing(Disk(tmp_path, BIG)) as disk:
+        disk.write([(label(0), rows(0))])
+    found = list[Notice]()
+    monkeypatch.setattr(write_behind, "PATIENCE", 0.01)
+    with opened(tmp_path) as tier:
+        waited(tier, found, lambda found: found == [ObjectFound(label(0))])
+        tier.offer(label(1), rows(1))
+        tier.offer(label(2), rows(2))
+        tier.discard([label(2).key])
+        tier.report([label(number).key for number in range(4)])
+        waited(tier, found, lambda found: found.count(ObjectFound(label(0))) == 2)
+        assert ObjectFound(label(1)) in found
+        assert ObjectFound(label(2)) not in found
+        with monkeypatch.context() as patch:
+            patch.setattr(CatalogWatch, "told_again", refused)
+            tier.report([label(0).key])
+            wait_until(lambda: tier.counters["faults"] > 2)
+            assert found.count(ObjectFound(label(0))) == 2
+        waited(tier, found, lambda found: found.count(ObjectFound(label(0))) == 3)
+    NoDisk().report([label(0).key])
+
+
+def refused(*_: object) -> None:
+    """Stands for a call of a disk that must not be written to just now. Such a disk stays open: opening it would tell all."""
+    raise OSError(errno.EACCES, "not now")
 
 
 def test_what_somebody_has_deleted_loses_its_row_when_it_is_read(tmp_path: Path) -> None:

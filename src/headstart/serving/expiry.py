@@ -352,7 +352,7 @@ class Expiry:
                 self._read[key] = entry
                 self._store.offload.leave([key])
         if spent:
-            self._store.offload.gone(key)
+            self._store.offload.over(key)
 
     def _forget_hints(self) -> LongWork[None]:
         """Clears the memos that only save milliseconds, and the ghosts."""

@@ -84,6 +84,7 @@ class Offload:
         self.erased: set[BlockId] = set()
         self.owners_erased: Owners | None = None
         self.before = -math.inf
+        self._unsure: dict[BlockId, None] = {}  # the disk is asked whether it has them, when they are not barred
         self._leaving: set[BlockId] = set()  # to be dropped from memory as soon as the disk has answered
         self._queued: dict[BlockId, Entry] = {}  # to be offered again: the disk was busy
         self._index = index
@@ -247,6 +248,10 @@ class Offload:
             if self.lacking(entry) and not self._hand_over(entry):
                 break
             del self._queued[entry.id]
+        if asked := [*islice((key for key in self._unsure if key not in self._barred), STEP)]:
+            for key in asked:
+                del self._unsure[key]
+            self._disk.report(asked)
         return bool(handled)
 
     @property
@@ -256,8 +261,8 @@ class Offload:
 
     @property
     def pending_notices(self) -> bool:
-        """Whether an entry is still to be offered, or still to be answered."""
-        return bool(self.writing or self._queued or self._later)
+        """Whether an entry is still to be offered or asked for, or still to be answered."""
+        return bool(self.writing or self._queued or self._later or self._unsure)
 
     def find(self, chain: Chain) -> None:
         """Looks for a request's entries on disk, as long as the disk has not reported them all."""
@@ -277,6 +282,13 @@ class Offload:
             if not entry.copies:
                 self._lost(entry)
 
+    def over(self, key: BlockId) -> None:
+        """The time of an entry is over here. What the disk has may be younger, or stay a little longer: it is asked."""
+        entry = self._index.get(key)
+        if entry is not None and self._disk.name in entry.copies:
+            self.gone(key)
+            self._unsure[key] = None
+
     def _answered(self, key: BlockId) -> Entry | None:
         entry = self.writing.pop(key, None)
         if entry is not None:
@@ -285,6 +297,8 @@ class Offload:
 
     def _appeared(self, label: Label) -> None:
         if not self._usable(label):
+            if label.key in self._barred:
+                self._unsure[label.key] = None
             return
         if label.start % self._index.block_size == 0 and len(label.tokens) == self._index.block_size:
             known = self._index.get(label.key)

@@ -274,6 +274,13 @@ class CatalogWatch:
         self.known.add({*keys} - gone)
         return list(self._vanished(catalog, gone))
 
+    def told_again(self, catalog: Catalog, keys: Collection[bytes]) -> list[Notice]:
+        """Reports those of these objects that are there, whether they were reported before or not."""
+        rows = [row for key in {*keys} - catalog.without_row(keys) if (row := catalog.get(key)) is not None]
+        found = sorted((row.label for row in rows if row.label.fingerprint == self._fingerprint), key=lambda label: label.start)
+        self.known.add([label.key for label in found])
+        return list(map(ObjectFound, found))
+
     def _wiped(self, wiped: tuple[float, int]) -> Iterator[Notice]:
         before, self.wiped = self.wiped, wiped
         if before is None and wiped[0] < self._began:

@@ -100,6 +100,12 @@ class DiskTier(Protocol):
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         """Looks for objects that may not have been reported yet. It stops where many in turn are missing."""
 
+    def report(self, keys: Collection[bytes]) -> None:
+        """Looks again which of these objects are there, after what was offered and discarded until now.
+
+        A notice `ObjectFound` follows for each one that is.
+        """
+
     def keep(self, keys: Collection[bytes]) -> None:
         """Protects objects from eviction for a while, because a request waits for them. Replaces the keys of earlier calls."""
 

@@ -52,6 +52,9 @@ class NoDisk:
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         return []
 
+    def report(self, keys: Collection[bytes]) -> None:
+        pass
+
     def keep(self, keys: Collection[bytes]) -> None:
         pass
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 from headstart.errors import Conflict, Unavailable
@@ -54,6 +55,8 @@ SOME = 1000
 """Most notices that one call returns."""
 BACKLOG = 1000
 """Notices that wait for the engine thread, from which on no further objects are looked for."""
+REPORTED = 100
+"""Objects that are looked for again in one round."""
 SHORT = 0.005
 """Seconds between two pieces of work that nobody waits for."""
 GRACE = 5.0
@@ -103,6 +106,7 @@ class WriteBehind:
         )
         self._after_round: deque[Callable[[], None]] = deque()
         self._to_delete: set[bytes] = set()  # keys to delete next; only for the thread
+        self._to_report: deque[bytes] = deque()  # keys to look for again; only for the thread
         self._notices: deque[Notice] = deque()
         self._uses: deque[tuple[bytes, float]] = deque(maxlen=NEWS)
         self._replies: deque[tuple[bytes, RequestTraits]] = deque(maxlen=NEWS)
@@ -254,6 +258,9 @@ class WriteBehind:
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         return self._reads.find(keys)
 
+    def report(self, keys: Collection[bytes]) -> None:
+        self._queue.ask(lambda _: self._to_report.extend(keys), after_writes=True)
+
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
         return self._reads.read(wanted)
 
@@ -317,7 +324,7 @@ class WriteBehind:
         """Seconds to wait for work."""
         if self._watch.more and self._disk is not None and time.monotonic() >= self._failing_until:
             return 0.0 if len(self._notices) < BACKLOG else SHORT
-        return SHORT if self._upkeep.busy else POLL
+        return SHORT if self._upkeep.busy or (self._to_report and not self._failing_until) else POLL
 
     def _wanted(self, batch: list[Offer]) -> list[Offer]:
         """The objects of a batch, without those that were discarded after they were offered."""
@@ -455,6 +462,10 @@ class WriteBehind:
         if replies:
             disk.catalog.replied(replies)
         self._look(disk)
+        if some := [*islice(self._to_report, REPORTED)]:
+            self._notices.extend(self._watch.told_again(disk.catalog, some))
+            for _ in some:  # afterwards: a fault may end this
+                self._to_report.popleft()
         if self._watch.wiped is not None and self._watch.compared:
             erased = self._watch.take_erased()
             notes = [self._notes.popleft() for _ in range(len(self._notes))]

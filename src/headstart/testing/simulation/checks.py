@@ -250,14 +250,17 @@ def agrees(runtime: Runtime, disk: WriteBehind, database: sqlite3.Connection) ->
     return all(rows.get(key, -1) >= canonical for key, canonical in believed)
 
 
-def unknown(runtime: Runtime, database: sqlite3.Connection) -> list[BlockId]:
-    """What the catalogue lists of a model and an index lacks, although no term is over. For servers that `agrees`."""
-    query = "SELECT key, canonical, owner, written FROM objects WHERE fingerprint = ?"
+def unknown(runtime: Runtime, database: sqlite3.Connection, but: Collection[bytes]) -> bool:
+    """Whether the catalogue lists an object of a model that an index lacks, although its time is not over.
+
+    `but`: owners whose term has become longer. A server may have forgotten what the disk had not yet deleted.
+    """
+    query = "SELECT key, owner, written FROM objects WHERE fingerprint = ?"
     rows = sqlite3.Connection.execute(database, query, (runtime.engine.fingerprint,)).fetchall()
     store, index = runtime.cache.store, runtime.cache.index
-    due = {key for key, _, owner, written in rows if store.expired(owner, written)}
     there = {entry.id for entry in index if "disk" in entry.copies}
-    return [key for key, *_ in rows if key not in there and key not in due]
+    lacking = [(owner, written) for key, owner, written in rows if key not in there and owner not in but]
+    return any(not store.expired(owner, written) for owner, written in lacking)
 
 
 def believed(indexes: Sequence[Index]) -> dict[BlockId, bool]:

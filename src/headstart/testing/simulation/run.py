@@ -36,6 +36,8 @@ OVER = 3600.0
 """Virtual seconds after which a history must be over."""
 EVICTED = 1.0
 """Virtual seconds in which an eviction that has begun is over."""
+ASKED = 10.0
+"""Virtual seconds in which a server knows what is on disk: it may have to ask once more."""
 
 
 @dataclass
@@ -157,8 +159,6 @@ class HistoryRun(Clients):
                 self.checks.erasures.rows(disk.catalog._db)
                 self.checks.pinned.rows(self.files)
                 self.checks.pinned.known(runtime, self.files)
-                lacking = checking.unknown(runtime, disk.catalog._db)
-                require(not lacking, f"an index lacks {len(lacking)} objects that are on disk")
                 self.checks.erasures.heard(runtime)
         self.checks.erasures.files(self.files)
         self.checks.pinned.files(self.files)
@@ -166,6 +166,8 @@ class HistoryRun(Clients):
         rested_at = self.here.now  # the row of what is evicted goes before its file
         self._until(lambda: not self._forgotten() or self.here.now > rested_at + EVICTED, "rest")
         require(not self._forgotten(), "forgotten after a crash: an object that was stored")
+        self._until(lambda: not self._unknown_to_servers() or self.here.now > rested_at + ASKED, "rest")
+        require(not self._unknown_to_servers(), "an index lacks an object that is on disk")
         for server in self.servers:
             server.close()
         self._until(lambda: all(server.closed for server in self.servers), "stop")
@@ -182,6 +184,15 @@ class HistoryRun(Clients):
         failed = sum(call.outcome == "failed" and call.reason == "EngineError" for call in self.calls)
         spoiled = self._spoiled + sum(server.engine.spoiled for server in self.servers)
         require(failed <= spoiled, f"{failed} requests failed, but the engine has spoiled {spoiled}")
+
+    def _unknown_to_servers(self) -> bool:
+        """Whether a server does not know an object on its disk."""
+        found = False
+        for server in self.servers if self.checks.erasures.set_back < 0 else ():  # else what was over may not be over any more
+            disk = None if server.disk is None else server.disk._disk
+            if server.runtime is not None and disk is not None and not replaced(disk):
+                found |= checking.unknown(server.runtime, disk.catalog._db, self.longer)
+        return found
 
     def _rest(self, runtime: Runtime) -> None:
         """What must hold on the engine thread when nothing is left to do."""
