@@ -174,6 +174,8 @@ PLANTED = (
         "serving/offload.py",
         "            self._unsure[key] = None\n\n",
         "\n",
+        rare="another server must have stored it later; what the disk only keeps a little longer soon goes there too",
+        test="tests/serving/test_expiry.py::test_what_is_over_here_may_be_younger_on_disk",
     ),
     Planted(
         "what is on its way goes with an older one",
