@@ -30,6 +30,20 @@ def test_the_shortest_term_is_known(changes: list[tuple[int, float | None]], mos
         assert (owner in terms) == (owner in model)
 
 
+@given(changes=CHANGES, most=st.sampled_from((math.inf, 2.5)))
+@examples(60)
+def test_no_search_finds_more_than_the_earliest_one(changes: list[tuple[int, float | None]], most: float) -> None:
+    """Others' terms make searches more frequent, which lets an owner's entries stay longer."""
+    terms = Terms(most)
+    for number, term in changes:
+        terms.give(b"%d" % number, term, 0.0)
+    for owner in {b"%d" % number for number, _ in changes}:
+        earliest = terms.earliest_cut(owner, 100.0)
+        assert terms.cut(owner, 100.0) <= earliest + 1e-9
+        if terms.of(owner) == terms.shortest < math.inf:
+            assert abs(terms.cut(owner, 100.0) - earliest) < 1e-9
+
+
 def test_only_a_shorter_term_makes_a_search_due() -> None:
     """Each user of a key with a term is an owner: if each made one, a request would cost what is stored."""
     terms = Terms()

@@ -38,7 +38,7 @@ from headstart.tiers import write_behind
 from headstart.tiers.disk import Disk
 from headstart.tiers.disk.chains import StoredChain, StoredChains
 from headstart.tiers.memory import Memory
-from headstart.tiers.notices import ObjectErased
+from headstart.tiers.notices import ObjectErased, ObjectRefused
 from headstart.tiers.write_behind import WriteBehind
 from live import idle, wait_until
 from remains import DAY, START, Clock, kept, mark, marked, stored
@@ -664,6 +664,27 @@ def test_an_entry_on_its_way_to_the_disk_outlives_the_end_of_an_older_one(tmp_pa
             assert {*there.catalog.keys()} == {*keys}
 
 
+def test_what_the_disk_has_deleted_and_refuses_is_dropped(tmp_path: Path) -> None:
+    """Another process has deleted it while another copy was on its way. It is not offered again."""
+    with started(Clock(), tmp_path, settle="off") as runtime:
+        ask(runtime, [user(marked(0))], max_tokens=4)
+        settled(runtime)
+        store, disk = runtime.cache.store, runtime.cache.disk.name
+        entry = next(entry for entry in runtime.cache.index if disk in entry.copies)
+
+        def refused() -> None:
+            store.offload.writing[entry.id] = entry
+            entry.holds += 1
+            store.offload._notices += ObjectErased(entry.id), ObjectRefused(store.label(entry, True), "outdated")
+            store.offload.take_notices()
+            assert (entry.holds, store.offload.writing, store.offload._queued) == (0, {}, {})
+            runtime.scheduler.expiry.step()
+
+        runtime.scheduler.call(refused).result(30)
+        settled(runtime)
+        assert runtime.cache.index.get(entry.id) is None
+
+
 def test_what_memory_has_to_drop_is_not_offered(tmp_path: Path) -> None:
     """It waited for the disk, which has just deleted it."""
     with started(Clock(), tmp_path, settle="off") as runtime:
@@ -707,7 +728,8 @@ def test_what_is_over_here_may_be_younger_on_disk(tmp_path: Path) -> None:
 
         def barred() -> None:
             store.barred.add(keys)
-            over()
+            for key in keys:
+                store.offload.gone(key)
             store.disk.report(keys)
 
         runtime.scheduler.call(barred).result(30)

@@ -649,6 +649,31 @@ def test_a_chain_is_deleted_only_when_all_chains_are_known(tmp_path: Path, monke
         assert ask(runtime, [user(LONG + marked(1))], max_tokens=4).report.cached > len(LONG)
 
 
+def test_a_chain_is_deleted_only_when_the_disk_has_been_asked(tmp_path: Path) -> None:
+    """What is over here may be younger on disk, and continue the chain."""
+    with started(tmp_path) as runtime:
+        say(runtime, LONG)
+        quiet(runtime)
+        store, disk, answers = runtime.cache.store, runtime.cache.disk, threading.Event()
+        assert isinstance(disk, WriteBehind)
+        blocks = sorted((entry for entry in runtime.cache.index if disk.name in entry.copies), key=lambda entry: entry.start)
+        parent, last = blocks[-2:]
+
+        def over() -> None:
+            disk._queue.ask(lambda _: answers.wait(30), after_writes=True)
+            store.erase(last)
+            store.offload.over(last.id)
+
+        runtime.scheduler.call(over).result(30)
+        with pytest.raises(Unavailable, match="still being read"):
+            runtime.stored.delete(parent.id, None)
+        answers.set()
+        wait_until(lambda: not (disk.hides or store.offload.unsure))
+        with pytest.raises(Conflict):
+            runtime.stored.delete(parent.id, None)
+        assert runtime.stored.delete(last.id, None).entries
+
+
 def test_checkpoints_are_thinned_only_when_all_chains_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another chain in a large folder, which is still being read, may branch off at any of them."""
     for listed in (False, True):

@@ -177,6 +177,45 @@ def test_frequent_erasures_do_not_hide_one(catalogs: tuple[Catalog, Catalog], mo
     assert watch.compared
 
 
+def test_a_tombstone_is_told_after_all_that_it_has_deleted(
+    catalogs: tuple[Catalog, Catalog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what a server has on its way to the disk could be stored after both. Others delete within a look, and during a
+    comparison that takes many."""
+    monkeypatch.setattr(catalog_watch, "PIECE", 4)
+    monkeypatch.setattr(catalog_watch, "LARGE", 8)
+    ours, theirs = catalogs
+    ours.add([(label(number), SIZE) for number in range(60)], 1.0)
+    watch, real, within = CatalogWatch(FINGERPRINT), CatalogWatch._wiped, [30]
+
+    def delete(number: int) -> None:
+        theirs.ages.wipe([label(number).key], -math.inf, 2.0, [b"%08d" % number])
+
+    def wiped(self: CatalogWatch, before: tuple[float, int]) -> Iterator[Notice]:
+        yield from real(self, before)
+        while within:
+            delete(within.pop())
+
+    look(watch, ours)
+    delete(10)
+    monkeypatch.setattr(CatalogWatch, "_wiped", wiped)
+    found = watch.look(ours)
+    delete(20)
+    found += look(watch, ours)
+    told = [(place, one.owners or ()) for place, one in enumerate(found) if isinstance(one, OwnersErased)]
+    for number in (10, 20, 30):
+        first = min(place for place, owners in told if b"%08d" % number in owners)
+        assert found.index(ObjectErased(label(number).key)) < first
+    delete(40)
+    watch.look(ours)
+    assert not watch.compared
+    ours.ages.wipe([], -math.inf, 2.0, [b"bob45678"])  # an own deletion, for which nothing is compared again
+    watch.buried_here(ours.ages.own_tombstones)
+    watch.erased_here(1)
+    look(watch, ours)
+    assert watch.tombstone == ours.ages.last_tombstone()
+
+
 def test_an_eviction_is_found_without_reading_everything(catalogs: tuple[Catalog, Catalog]) -> None:
     """The same few statements, and the same work in them, whatever is stored."""
     ours, theirs = catalogs

@@ -162,6 +162,11 @@ class Terms:
         term = self.of(owner)
         return now + 2 * self.look - term if term < math.inf else -math.inf
 
+    def earliest_cut(self, owner: bytes, now: float) -> float:
+        """The greatest `cut` for the owner's present term: searches are rarest if no term is shorter."""
+        term = self.of(owner)
+        return now - term * (1 - 2 / LOOKS) if term < math.inf else -math.inf
+
     def ends(self, owner: bytes, written: float) -> float:
         """When an entry of an owner must be dropped, if nobody deletes it before; infinite for never."""
         return written - self.cut(owner, 0.0)

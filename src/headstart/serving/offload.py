@@ -84,6 +84,7 @@ class Offload:
         self.erased: set[BlockId] = set()
         self.owners_erased: Owners | None = None
         self.before = -math.inf
+        self._erased_meanwhile: set[BlockId] = set()  # deleted from the disk while another copy was on its way there
         self._unsure: dict[BlockId, None] = {}  # the disk is asked whether it has them, when they are not barred
         self._leaving: set[BlockId] = set()  # to be dropped from memory as soon as the disk has answered
         self._queued: dict[BlockId, Entry] = {}  # to be offered again: the disk was busy
@@ -216,9 +217,13 @@ class Offload:
                     self._answered(label.key)
                     self._appeared(label)
                     self._stored(label.key)
+                    self._erased_meanwhile.discard(label.key)
                 case ObjectRefused(label=label, reason=reason):
                     entry = self._answered(label.key)
-                    if entry is not None and reason not in ("budget", "erased"):
+                    if label.key in self._erased_meanwhile:
+                        self._erased_meanwhile.remove(label.key)
+                        self.erased.add(label.key)
+                    elif entry is not None and reason not in ("budget", "erased"):
                         self.offer(entry)
                 case ObjectFound(label=label):
                     self._appeared(label)
@@ -226,8 +231,8 @@ class Offload:
                     self.gone(key, fault=True)
                 case ObjectErased(key=key):
                     self.gone(key)
-                    if key not in self.writing:  # else it is newer than what was erased, or the disk refuses it
-                        self.erased.add(key)
+                    # What is on its way is newer, if the disk stores it.
+                    (self._erased_meanwhile if key in self.writing else self.erased).add(key)
                 case EverythingErased(before=before):
                     self.before = max(self.before, before)
                 case OwnersErased(number=number, owners=owners):
@@ -264,6 +269,11 @@ class Offload:
         """Whether an entry is still to be offered or asked for, or still to be answered."""
         return bool(self.writing or self._queued or self._later or self._unsure)
 
+    @property
+    def unsure(self) -> bool:
+        """Whether the disk is to be asked for something that may be there."""
+        return bool(self._unsure)
+
     def find(self, chain: Chain) -> None:
         """Looks for a request's entries on disk, as long as the disk has not reported them all."""
         if self._disk.listed:
@@ -275,6 +285,7 @@ class Offload:
     def gone(self, key: BlockId, *, fault: bool = False) -> None:
         """The disk has lost an entry. `fault`: if it is pinned, nobody wanted that."""
         entry = self._index.get(key)
+        self._unsure.pop(key, None)
         if entry is not None and self._disk.name in entry.copies:
             if fault:
                 self._lost_by_fault(entry)

@@ -355,7 +355,8 @@ class CachedChains:
 
     def _learn_all(self) -> LongWork[None]:
         """Lets the index have all chains on disk. Raises Unavailable if there may be others: see `DiskTier`."""
-        if not self._cache.disk.listed or self._cache.disk.hides:
+        disk, offload = self._cache.disk, self._cache.store.offload
+        if not disk.listed or disk.hides or offload.unsure:
             raise Unavailable("The disk is still being read; try again soon.")
         yield from self._take_notices()
 

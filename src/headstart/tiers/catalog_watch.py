@@ -151,6 +151,7 @@ class CatalogWatch:
         self._to_compare: list[KeyRange] = []
         self._compare_again = False
         self._wiped_before: tuple[float, int] = (0.0, 0)  # `Ages.wiped` before the comparison
+        self._buried_before = 0  # and the latest tombstone
 
     @property
     def compared(self) -> bool:
@@ -178,15 +179,16 @@ class CatalogWatch:
             return []
         self.foreign_writes = bool(self._version) and version[0] != self._version[0]
         self._version, self.more = version, True  # unless it ends
-        if not self._to_compare:
-            self._wiped_before = catalog.ages.wiped()  # read before the keys, so that no deletion is missed
+        goes_on = bool(self._to_compare)
+        if not goes_on:  # read before the keys: no deletion is missed, and each is told after all that it has deleted
+            self._wiped_before, self._buried_before = catalog.ages.wiped(), catalog.ages.last_tombstone()
         found = self._found
         for notice in self._removed(catalog):
             found.append(notice)
         if not self._to_compare:
             found += self._wiped(self._wiped_before)
-            found += self._owners_erased(catalog)
-        more = False
+            found += self._owners_erased(catalog, self._buried_before)
+        more = goes_on  # there may be deletions since it began
         for number, note in [*catalog.notes(self._fingerprint, self._seen_notes, PIECE)]:
             self._seen_notes = number
             found.append(NoteFound(note))
@@ -308,8 +310,8 @@ class CatalogWatch:
         owners = catalog.ages.owners_between(tombstone, last, self._own_tombstones)
         return owners is None or label.owner in owners or (bool(owners) and not label.owner)
 
-    def _owners_erased(self, catalog: Catalog) -> Iterator[Notice]:
-        if (last := catalog.ages.last_tombstone()) != self.tombstone:
+    def _owners_erased(self, catalog: Catalog, last: int) -> Iterator[Notice]:
+        if last != self.tombstone:
             owners = catalog.ages.owners_between(self.tombstone, last, self._own_tombstones)
             self.tombstone = last
             self._own_tombstones = {number for number in self._own_tombstones if number > last - TOMBSTONES}

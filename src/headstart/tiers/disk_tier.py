@@ -95,7 +95,10 @@ class DiskTier(Protocol):
 
     @property
     def hides(self) -> bool:
-        """Whether objects may be there of which the engine does not know: they could not be read, and nobody has looked why."""
+        """Whether objects may be there of which the engine does not know.
+
+        They could not be read, and nobody has looked why; or the engine has asked, and is not yet answered (`report`).
+        """
 
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         """Looks for objects that may not have been reported yet. It stops where many in turn are missing."""
@@ -103,7 +106,7 @@ class DiskTier(Protocol):
     def report(self, keys: Collection[bytes]) -> None:
         """Looks again which of these objects are there, after what was offered and discarded until now.
 
-        A notice `ObjectFound` follows for each one that is.
+        A notice `ObjectFound` follows for each one that is. Until then something may be hidden (`hides`).
         """
 
     def keep(self, keys: Collection[bytes]) -> None:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from typing import TypeVar
 
 from headstart.errors import Conflict, Unavailable
@@ -55,8 +54,6 @@ SOME = 1000
 """Most notices that one call returns."""
 BACKLOG = 1000
 """Notices that wait for the engine thread, from which on no further objects are looked for."""
-REPORTED = 100
-"""Objects that are looked for again in one round."""
 SHORT = 0.005
 """Seconds between two pieces of work that nobody waits for."""
 GRACE = 5.0
@@ -106,7 +103,8 @@ class WriteBehind:
         )
         self._after_round: deque[Callable[[], None]] = deque()
         self._to_delete: set[bytes] = set()  # keys to delete next; only for the thread
-        self._to_report: deque[bytes] = deque()  # keys to look for again; only for the thread
+        self._to_report: deque[tuple[int, Collection[bytes]]] = deque()  # to look for again, numbered; only for the thread
+        self._asked_up_to = self._told_up_to = 0  # the latest numbers: of the engine thread, and of this one
         self._notices: deque[Notice] = deque()
         self._uses: deque[tuple[bytes, float]] = deque(maxlen=NEWS)
         self._replies: deque[tuple[bytes, RequestTraits]] = deque(maxlen=NEWS)
@@ -211,13 +209,13 @@ class WriteBehind:
         return done
 
     def _expired_after(self, disk: Disk, keys: Collection[bytes]) -> set[bytes]:
-        """What follows some objects and has expired. The engine thread may have forgotten it already, so it seems that nothing
-        follows; but its rows name its parent."""
+        """What follows some objects and has expired, or nearly. The engine thread may have forgotten it already, so it seems
+        that nothing follows; but its rows name its parent."""
         found, above, now = set[bytes](), list(keys) if self._terms.shortest < math.inf else [], self._clock()
         while above:
             for key in disk.catalog.children(above.pop()).difference(keys, found):
                 row = disk.catalog.get(key)
-                if row is not None and not row.pinned and row.label.written <= self._terms.cut(row.label.owner, now):
+                if row is not None and not row.pinned and row.label.written <= self._terms.earliest_cut(row.label.owner, now):
                     found.add(key)
                     above.append(key)
         return found
@@ -253,13 +251,15 @@ class WriteBehind:
 
     @property
     def hides(self) -> bool:
-        return self._reads.again or bool(self._reads.bad)
+        waits = self._reads.again or bool(self._reads.bad) or self._told_up_to != self._asked_up_to
+        return self._disk is not None and waits  # all are told when it is opened
 
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         return self._reads.find(keys)
 
     def report(self, keys: Collection[bytes]) -> None:
-        self._queue.ask(lambda _: self._to_report.extend(keys), after_writes=True)
+        self._asked_up_to = number = self._asked_up_to + 1
+        self._queue.ask(lambda _: self._to_report.append((number, keys)), after_writes=True)
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
         return self._reads.read(wanted)
@@ -324,7 +324,9 @@ class WriteBehind:
         """Seconds to wait for work."""
         if self._watch.more and self._disk is not None and time.monotonic() >= self._failing_until:
             return 0.0 if len(self._notices) < BACKLOG else SHORT
-        return SHORT if self._upkeep.busy or (self._to_report and not self._failing_until) else POLL
+        if self._to_report and time.monotonic() >= self._failing_until:
+            return 0.0  # somebody may wait for what is hidden
+        return SHORT if self._upkeep.busy else POLL
 
     def _wanted(self, batch: list[Offer]) -> list[Offer]:
         """The objects of a batch, without those that were discarded after they were offered."""
@@ -462,10 +464,11 @@ class WriteBehind:
         if replies:
             disk.catalog.replied(replies)
         self._look(disk)
-        if some := [*islice(self._to_report, REPORTED)]:
-            self._notices.extend(self._watch.told_again(disk.catalog, some))
-            for _ in some:  # afterwards: a fault may end this
-                self._to_report.popleft()
+        if self._to_report:
+            number, keys = self._to_report[0]
+            self._notices.extend(self._watch.told_again(disk.catalog, keys))
+            self._to_report.popleft()  # afterwards: a fault may end this
+            self._told_up_to = number
         if self._watch.wiped is not None and self._watch.compared:
             erased = self._watch.take_erased()
             notes = [self._notes.popleft() for _ in range(len(self._notes))]
@@ -484,7 +487,8 @@ class WriteBehind:
             self._notices.extend(self._watch.look(disk.catalog, again=again, reports=reports, tidied=not self._upkeep.untidied))
         except BaseException:
             self._notices.extend(self._watch.take_found())
-            self._reads.again |= again
+            if again:
+                self._reads.again = True
             raise
         self._deletions = self._watch.wiped
         if not self._listed:

@@ -253,14 +253,15 @@ def agrees(runtime: Runtime, disk: WriteBehind, database: sqlite3.Connection) ->
 def unknown(runtime: Runtime, database: sqlite3.Connection, but: Collection[bytes]) -> bool:
     """Whether the catalogue lists an object of a model that an index lacks, although its time is not over.
 
-    `but`: owners whose term has become longer. A server may have forgotten what the disk had not yet deleted.
+    `but`: owners with several terms. A server may have forgotten what the disk had not yet deleted, and a longer one spares.
     """
     query = "SELECT key, owner, written FROM objects WHERE fingerprint = ?"
     rows = sqlite3.Connection.execute(database, query, (runtime.engine.fingerprint,)).fetchall()
     store, index = runtime.cache.store, runtime.cache.index
     there = {entry.id for entry in index if "disk" in entry.copies}
     lacking = [(owner, written) for key, owner, written in rows if key not in there and owner not in but]
-    return any(not store.expired(owner, written) for owner, written in lacking)
+    now = store.wall()
+    return any(written > store.terms.earliest_cut(owner, now) for owner, written in lacking)
 
 
 def believed(indexes: Sequence[Index]) -> dict[BlockId, bool]:

@@ -41,7 +41,7 @@ class Clients(SimulatedMachine):
         calls: all requests.
         requests: outcomes of calls.
         seen: other things that happened, by kind.
-        longer: owners who have got a longer term than they had.
+        several_terms: owners who have had different terms. Which one a server knows depends on when it hears of it.
     """
 
     def __init__(self, history: Scenario, real: Path) -> None:
@@ -50,7 +50,7 @@ class Clients(SimulatedMachine):
         self.calls: list[Call] = []
         self.requests: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
-        self.longer: set[bytes] = set()
+        self.several_terms: set[bytes] = set()
         self._terms: dict[int, int] = {}
         self._open = 0  # what clients and operators still do
         self._removed = -HEARD  # when another program ended
@@ -200,10 +200,9 @@ class Clients(SimulatedMachine):
             try:
                 if event.what == "term":
                     pinned.expires(owner)
-                    if event.size > self._terms.get(event.who, event.size):
+                    if self._terms.setdefault(event.who, event.size) != event.size:
                         salt = self.salts[event.who]
-                        self.longer |= {owner_of(root_id(model, salt)) for model in self.checks.oracles}
-                    self._terms[event.who] = event.size
+                        self.several_terms |= {owner_of(root_id(model, salt)) for model in self.checks.oracles}
                     runtime.keep(self.salts[event.who], float(event.size))
                     for one in self.servers:  # the others hear of it sooner or later
                         seconds, since = one.watch.terms.get(owner, (inf, 0.0))

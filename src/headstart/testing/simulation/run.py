@@ -191,7 +191,7 @@ class HistoryRun(Clients):
         for server in self.servers if self.checks.erasures.set_back < 0 else ():  # else what was over may not be over any more
             disk = None if server.disk is None else server.disk._disk
             if server.runtime is not None and disk is not None and not replaced(disk):
-                found |= checking.unknown(server.runtime, disk.catalog._db, self.longer)
+                found |= checking.unknown(server.runtime, disk.catalog._db, self.several_terms)
         return found
 
     def _rest(self, runtime: Runtime) -> None:
