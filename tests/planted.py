@@ -172,8 +172,8 @@ PLANTED = (
     Planted(
         "what is over here is not asked for",
         "serving/offload.py",
-        "            self._unsure[key] = None\n\n",
-        "\n",
+        "            self._doubt(key, entry.owner)\n",
+        "",
         rare="another server must have stored it later; what the disk only keeps a little longer soon goes there too",
         test="tests/serving/test_expiry.py::test_what_is_over_here_may_be_younger_on_disk",
     ),

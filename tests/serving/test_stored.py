@@ -20,9 +20,10 @@ from headstart.config import Settings
 from headstart.errors import Conflict, NotFound, Unavailable
 from headstart.serving import scheduler, settle
 from headstart.serving import stored as stored_chains
+from headstart.serving.portions import LongWork
 from headstart.serving.request import Started
 from headstart.serving.runtime import Runtime
-from headstart.serving.stored import CachedChain, DeletedStretch
+from headstart.serving.stored import CachedChain, CachedChains, DeletedStretch
 from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers import upkeep, write_behind
 from headstart.tiers.disk import Disk, store
@@ -665,13 +666,38 @@ def test_a_chain_is_deleted_only_when_the_disk_has_been_asked(tmp_path: Path) ->
             store.offload.over(last.id)
 
         runtime.scheduler.call(over).result(30)
-        with pytest.raises(Unavailable, match="still being read"):
-            runtime.stored.delete(parent.id, None)
+        for owner in (None, parent.owner):
+            with pytest.raises(Unavailable, match="still being read"):
+                runtime.stored.delete(parent.id, owner)
+        other = runtime.scheduler.call(lambda: store.offload.unsure(b"bob45678")).result(30)
+        assert not other
         answers.set()
-        wait_until(lambda: not (disk.hides or store.offload.unsure))
+        wait_until(lambda: not runtime.scheduler.call(lambda: store.offload.unsure(None)).result(30))
         with pytest.raises(Conflict):
             runtime.stored.delete(parent.id, None)
         assert runtime.stored.delete(last.id, None).entries
+
+
+def test_a_chain_is_not_deleted_if_something_is_over_just_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two pieces of the notices that a deletion handles first."""
+    with started(tmp_path) as runtime:
+        say(runtime, LONG)
+        quiet(runtime)
+        store, disk = runtime.cache.store, runtime.cache.disk.name
+        blocks = sorted((entry for entry in runtime.cache.index if disk in entry.copies), key=lambda entry: entry.start)
+        real, ends = CachedChains._take_notices, [blocks[-1]]
+
+        def take_notices(self: CachedChains) -> LongWork[None]:
+            yield from real(self)
+            while ends:
+                last = ends.pop()
+                store.erase(last)
+                store.offload.over(last.id)
+
+        monkeypatch.setattr(CachedChains, "_take_notices", take_notices)
+        with pytest.raises(Unavailable, match="still being read"):
+            runtime.stored.delete(blocks[-2].id, None)
+        assert runtime.cache.index.get(blocks[-2].id) is not None
 
 
 def test_checkpoints_are_thinned_only_when_all_chains_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -473,18 +473,18 @@ def test_what_is_asked_for_is_told_again(tmp_path: Path, gate: Gate, monkeypatch
         assert gate.reached.wait(30)
         tier.offer(label(2), rows(2))
         tier.discard([label(2).key])
-        tier.report([label(number).key for number in range(4)])
-        assert tier.hides
+        told = tier.report([label(number).key for number in range(4)])
+        assert not told.done()
         gate.open.set()
         waited(tier, found, lambda found: all(found.count(ObjectFound(label(number))) == 2 for number in range(2)))
         assert ObjectFound(label(2)) not in found
-        wait_until(lambda: not tier.hides)
+        assert told.result(30) is None
         with monkeypatch.context() as patch:
             patch.setattr(CatalogWatch, "told_again", refused)
             tier.report([label(0).key])
             wait_until(lambda: tier.counters["faults"] > 2)
         waited(tier, found, lambda found: found.count(ObjectFound(label(0))) == 3)
-    NoDisk().report([label(0).key])
+    assert NoDisk().report([label(0).key]).done()
 
 
 def test_a_disk_that_is_closed_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,8 +510,10 @@ def test_a_disk_that_is_closed_hides_nothing(tmp_path: Path, monkeypatch: pytest
         with monkeypatch.context() as patch:
             patch.setattr(CatalogWatch, "look", look)
             tier._reads.again = True
-            tier.report([label(0).key])
+            told = tier.report([label(0).key])
             waited(tier, found, lambda found: ObjectGone(label(0).key) in found)
+        assert told.result(30) is None
+        assert tier.report([label(0).key]).result(30) is None
         assert not tier.hides
         there.set()
         waited(tier, found, lambda found: found.count(ObjectFound(label(0))) >= 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from contextlib import suppress
 from itertools import islice
 
@@ -62,6 +63,7 @@ class Offload:
         erased: entries that were deleted from the disk, by any process, and that memory still has to drop.
         owners_erased: whose entries other processes have deleted; None if nobody's.
         before: a user deleted everything that was written up to this time.
+        doubts: how often the index has dropped, or not heard of, something that the disk may have.
     """
 
     def __init__(
@@ -85,7 +87,9 @@ class Offload:
         self.owners_erased: Owners | None = None
         self.before = -math.inf
         self._erased_meanwhile: set[BlockId] = set()  # deleted from the disk while another copy was on its way there
-        self._unsure: dict[BlockId, None] = {}  # the disk is asked whether it has them, when they are not barred
+        self.doubts = 0
+        self._unsure: dict[BlockId, bytes] = {}  # the disk is asked whether it has them, when they are not barred; with owners
+        self._asked: list[tuple[Future[None], frozenset[bytes]]] = []  # what it was asked, and whose that is
         self._leaving: set[BlockId] = set()  # to be dropped from memory as soon as the disk has answered
         self._queued: dict[BlockId, Entry] = {}  # to be offered again: the disk was busy
         self._index = index
@@ -253,11 +257,14 @@ class Offload:
             if self.lacking(entry) and not self._hand_over(entry):
                 break
             del self._queued[entry.id]
-        if asked := [*islice((key for key in self._unsure if key not in self._barred), STEP)]:
-            for key in asked:
-                del self._unsure[key]
-            self._disk.report(asked)
+        self.ask()
         return bool(handled)
+
+    def ask(self) -> None:
+        """Asks the disk for what it may have, in portions."""
+        if keys := [*islice((key for key in self._unsure if key not in self._barred), STEP)]:
+            owners = frozenset(self._unsure.pop(key) for key in keys)
+            self._asked.append((self._disk.report(keys), owners))
 
     @property
     def behind(self) -> bool:
@@ -269,10 +276,11 @@ class Offload:
         """Whether an entry is still to be offered or asked for, or still to be answered."""
         return bool(self.writing or self._queued or self._later or self._unsure)
 
-    @property
-    def unsure(self) -> bool:
-        """Whether the disk is to be asked for something that may be there."""
-        return bool(self._unsure)
+    def unsure(self, owner: bytes | None) -> bool:
+        """Whether the disk may have something of an owner that the index lacks, and has not answered yet. None: of anybody."""
+        self._asked = [one for one in self._asked if not one[0].done()]
+        owners = {*self._unsure.values()}.union(*(owners for _, owners in self._asked))
+        return owner in owners or b"" in owners if owner else bool(owners)
 
     def find(self, chain: Chain) -> None:
         """Looks for a request's entries on disk, as long as the disk has not reported them all."""
@@ -298,7 +306,11 @@ class Offload:
         entry = self._index.get(key)
         if entry is not None and self._disk.name in entry.copies:
             self.gone(key)
-            self._unsure[key] = None
+            self._doubt(key, entry.owner)
+
+    def _doubt(self, key: BlockId, owner: bytes) -> None:
+        self._unsure[key] = owner
+        self.doubts += 1
 
     def _answered(self, key: BlockId) -> Entry | None:
         entry = self.writing.pop(key, None)
@@ -309,7 +321,7 @@ class Offload:
     def _appeared(self, label: Label) -> None:
         if not self._usable(label):
             if label.key in self._barred:
-                self._unsure[label.key] = None
+                self._doubt(label.key, label.owner)
             return
         if label.start % self._index.block_size == 0 and len(label.tokens) == self._index.block_size:
             known = self._index.get(label.key)

@@ -355,6 +355,7 @@ class Scheduler:
         self.expiry.step()
         if self.portions.step():
             return 0.0
+        self.cache.store.offload.ask()  # at once: an owner may wait for the answer
         if pause:  # not between two calls of settling, which would save the slot each time
             for slot in self.slots:
                 if self._inbox.empty():

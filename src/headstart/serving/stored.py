@@ -204,7 +204,7 @@ class CachedChains:
         """
 
         def unpin() -> LongWork[Future[None]]:
-            yield from self._learn_all()
+            yield from self._learn_all(self._owner(key, owner))
             gone, last = set[BlockId](), self._up(key, owner)[-1].id
             for block in self._up_over_gaps(last):
                 if any(child.id in self._pins and child.id not in gone for child in self._index.children(block)):
@@ -267,7 +267,7 @@ class CachedChains:
         def delete() -> LongWork[tuple[Deleted, set[BlockId], Future[int], Future[None]]]:
             keys = set[BlockId]()
             try:
-                yield from self._learn_all()
+                yield from self._learn_all(owner())
                 own = find()
                 going = self._with_checkpoints(own)
                 if any(entry.id in self._pins for entry in going):
@@ -353,12 +353,15 @@ class CachedChains:
                 return
             yield
 
-    def _learn_all(self) -> LongWork[None]:
-        """Lets the index have all chains on disk. Raises Unavailable if there may be others: see `DiskTier`."""
+    def _learn_all(self, owner: bytes | None) -> LongWork[None]:
+        """Lets the index have all chains of an owner on disk. Raises Unavailable if there may be others: see `DiskTier`."""
         disk, offload = self._cache.disk, self._cache.store.offload
-        if not disk.listed or disk.hides or offload.unsure:
-            raise Unavailable("The disk is still being read; try again soon.")
+        doubts, reading = offload.doubts, Unavailable("The disk is still being read; try again soon.")
+        if not disk.listed or disk.hides or offload.unsure(owner):
+            raise reading
         yield from self._take_notices()
+        if offload.doubts != doubts:  # between two pieces
+            raise reading
 
     def _owner(self, key: BlockId, owner: bytes | None) -> bytes | None:
         """Whose an entry is; the caller, if it is not there."""

@@ -95,18 +95,16 @@ class DiskTier(Protocol):
 
     @property
     def hides(self) -> bool:
-        """Whether objects may be there of which the engine does not know.
-
-        They could not be read, and nobody has looked why; or the engine has asked, and is not yet answered (`report`).
-        """
+        """Whether objects may be there of which the engine does not know: they could not be read, and nobody has looked why."""
 
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         """Looks for objects that may not have been reported yet. It stops where many in turn are missing."""
 
-    def report(self, keys: Collection[bytes]) -> None:
+    def report(self, keys: Collection[bytes]) -> Future[None]:
         """Looks again which of these objects are there, after what was offered and discarded until now.
 
-        A notice `ObjectFound` follows for each one that is. Until then something may be hidden (`hides`).
+        A notice `ObjectFound` comes for each one that is, before the future ends. If the disk is closed, it ends without: all
+        objects are reported when it is opened.
         """
 
     def keep(self, keys: Collection[bytes]) -> None:

@@ -52,8 +52,8 @@ class NoDisk:
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         return []
 
-    def report(self, keys: Collection[bytes]) -> None:
-        pass
+    def report(self, keys: Collection[bytes]) -> Future[None]:
+        return _done(None)
 
     def keep(self, keys: Collection[bytes]) -> None:
         pass

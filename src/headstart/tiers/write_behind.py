@@ -103,8 +103,7 @@ class WriteBehind:
         )
         self._after_round: deque[Callable[[], None]] = deque()
         self._to_delete: set[bytes] = set()  # keys to delete next; only for the thread
-        self._to_report: deque[tuple[int, Collection[bytes]]] = deque()  # to look for again, numbered; only for the thread
-        self._asked_up_to = self._told_up_to = 0  # the latest numbers: of the engine thread, and of this one
+        self._to_report: deque[tuple[Collection[bytes], Future[None]]] = deque()  # to look for again; only for the thread
         self._notices: deque[Notice] = deque()
         self._uses: deque[tuple[bytes, float]] = deque(maxlen=NEWS)
         self._replies: deque[tuple[bytes, RequestTraits]] = deque(maxlen=NEWS)
@@ -251,15 +250,23 @@ class WriteBehind:
 
     @property
     def hides(self) -> bool:
-        waits = self._reads.again or bool(self._reads.bad) or self._told_up_to != self._asked_up_to
-        return self._disk is not None and waits  # all are told when it is opened
+        again = self._reads.again and self._disk is not None  # all are told when it is opened
+        return again or bool(self._reads.bad)
 
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         return self._reads.find(keys)
 
-    def report(self, keys: Collection[bytes]) -> None:
-        self._asked_up_to = number = self._asked_up_to + 1
-        self._queue.ask(lambda _: self._to_report.append((number, keys)), after_writes=True)
+    def report(self, keys: Collection[bytes]) -> Future[None]:
+        told = Future[None]()
+
+        def ask(_: Disk | None) -> None:  # which is None too while the disk only cannot be written
+            if self._disk is None:
+                told.set_result(None)
+            else:
+                self._to_report.append((keys, told))
+
+        self._queue.ask(ask, after_writes=True)
+        return told
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
         return self._reads.read(wanted)
@@ -324,8 +331,8 @@ class WriteBehind:
         """Seconds to wait for work."""
         if self._watch.more and self._disk is not None and time.monotonic() >= self._failing_until:
             return 0.0 if len(self._notices) < BACKLOG else SHORT
-        if self._to_report and time.monotonic() >= self._failing_until:
-            return 0.0  # somebody may wait for what is hidden
+        if self._to_report and self._disk is not None and time.monotonic() >= self._failing_until:
+            return 0.0  # an owner may wait for that
         return SHORT if self._upkeep.busy else POLL
 
     def _wanted(self, batch: list[Offer]) -> list[Offer]:
@@ -465,10 +472,10 @@ class WriteBehind:
             disk.catalog.replied(replies)
         self._look(disk)
         if self._to_report:
-            number, keys = self._to_report[0]
+            keys, told = self._to_report[0]
             self._notices.extend(self._watch.told_again(disk.catalog, keys))
             self._to_report.popleft()  # afterwards: a fault may end this
-            self._told_up_to = number
+            told.set_result(None)
         if self._watch.wiped is not None and self._watch.compared:
             erased = self._watch.take_erased()
             notes = [self._notes.popleft() for _ in range(len(self._notes))]
@@ -561,6 +568,8 @@ class WriteBehind:
             return
         disk, self._disk, self._listed = self._disk, None, True  # opened again later: the folder may be gone
         self._notices.extend(map(ObjectGone, self._watch.lose_sight()))
+        while self._to_report:
+            self._to_report.popleft()[1].set_result(None)
         if disk is not None:
             _close(disk, damaged=damages(error))
 

@@ -129,7 +129,7 @@ class HistoryRun(Clients):
         store = runtime.cache.store
         expiry = runtime.scheduler.expiry
         looks = expiry.busy or not expiry.pause  # it was to look for what is due while it waited for a disk that hung
-        waits = store.offload.writing or store.offload._queued or looks or shared_waits(store)
+        waits = store.offload.writing or store.offload._queued or store.offload._unsure or looks or shared_waits(store)
         return runtime.scheduler.idle and not waits and self._tidied(server)
 
     def _tidied(self, server: SimulatedServer) -> bool:
