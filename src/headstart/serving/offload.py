@@ -89,7 +89,7 @@ class Offload:
         self._erased_meanwhile: set[BlockId] = set()  # deleted from the disk while another copy was on its way there
         self.doubts = 0
         self._unsure: dict[BlockId, bytes] = {}  # the disk is asked whether it has them, when they are not barred; with owners
-        self._asked: list[tuple[Future[None], frozenset[bytes]]] = []  # what it was asked, and whose that is
+        self._asked: list[tuple[Future[None], frozenset[bytes]]] = []  # the answers that were due at the last question; owners
         self._leaving: set[BlockId] = set()  # to be dropped from memory as soon as the disk has answered
         self._queued: dict[BlockId, Entry] = {}  # to be offered again: the disk was busy
         self._index = index
@@ -264,7 +264,10 @@ class Offload:
         """Asks the disk for what it may have, in portions."""
         if keys := [*islice((key for key in self._unsure if key not in self._barred), STEP)]:
             owners = frozenset(self._unsure.pop(key) for key in keys)
-            self._asked.append((self._disk.report(keys), owners))
+            self._asked = [*self._unanswered(), (self._disk.report(keys), owners)]
+
+    def _unanswered(self) -> list[tuple[Future[None], frozenset[bytes]]]:
+        return [one for one in self._asked if not one[0].done()]
 
     @property
     def behind(self) -> bool:
@@ -278,9 +281,8 @@ class Offload:
 
     def unsure(self, owner: bytes | None) -> bool:
         """Whether the disk may have something of an owner that the index lacks, and has not answered yet. None: of anybody."""
-        self._asked = [one for one in self._asked if not one[0].done()]
-        owners = {*self._unsure.values()}.union(*(owners for _, owners in self._asked))
-        return owner in owners or b"" in owners if owner else bool(owners)
+        whose = {*self._unsure.values()}.union(*(owners for _, owners in self._unanswered()))
+        return owner in whose or b"" in whose if owner else bool(whose)
 
     def find(self, chain: Chain) -> None:
         """Looks for a request's entries on disk, as long as the disk has not reported them all."""
