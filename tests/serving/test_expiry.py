@@ -8,6 +8,7 @@ import math
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -726,14 +727,14 @@ def test_what_is_over_here_may_be_younger_on_disk(tmp_path: Path) -> None:
         runtime.scheduler.call(over).result(30)
         wait_until(lambda: on_disk() == {*keys})
 
-        def barred() -> None:
+        def barred() -> Future[None]:
             store.barred.add(keys)
             for key in keys:
                 store.offload.gone(key)
-            store.disk.report(keys)
+            return store.disk.report(keys)
 
-        runtime.scheduler.call(barred).result(30)
-        time.sleep(0.2)
+        runtime.scheduler.call(barred).result(30).result(30)
+        runtime.scheduler.call(store.offload.take_notices).result(30)
         assert not on_disk()
         runtime.scheduler.call(lambda: store.barred.lift(keys)).result(30)
         wait_until(lambda: on_disk() == {*keys})

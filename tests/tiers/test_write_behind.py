@@ -515,6 +515,7 @@ def test_a_disk_that_is_closed_hides_nothing(tmp_path: Path, monkeypatch: pytest
         assert told.result(30) is None
         assert tier.report([label(0).key]).result(30) is None
         assert not tier.hides
+        assert tier._pause() == write_behind.POLL  # else it is opened again and again without a pause
         there.set()
         waited(tier, found, lambda found: found.count(ObjectFound(label(0))) >= 2)
         wait_until(lambda: not tier.hides)

@@ -1,5 +1,5 @@
 """Barred: entries that are being deleted, in pieces. No request loads them meanwhile, no slot with a block of them is saved,
-and what the disk reports of them waits: afterwards it is asked again.
+and what the disk reports of them is not heard: the disk is asked again afterwards.
 
 So a deletion need not be one call: between two of its pieces, nothing brings back what it deletes. For the engine thread only.
 """

@@ -331,7 +331,7 @@ class WriteBehind:
         """Seconds to wait for work."""
         if self._watch.more and self._disk is not None and time.monotonic() >= self._failing_until:
             return 0.0 if len(self._notices) < BACKLOG else SHORT
-        if self._to_report and self._disk is not None and time.monotonic() >= self._failing_until:
+        if self._to_report and time.monotonic() >= self._failing_until:  # it is empty while the disk is closed
             return 0.0  # an owner may wait for that
         return SHORT if self._upkeep.busy else POLL
 
