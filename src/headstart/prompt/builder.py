@@ -3,7 +3,7 @@
     messages ──chat template──▶ text ──tokenizer──▶ tokens
 
 The texts of control tokens *inside* a caller's strings are escaped before rendering and become plain text. So no message can
-forge a turn.
+forge a turn. What a template may do with a string is allowed for: see `escape`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Prompter:
     def __post_init__(self) -> None:
         controls = sorted(self.tokenizer.controls, key=lambda control: -len(control.text))
         self._prompt_tokenizer = PromptTokenizer(self.tokenizer, controls, self.reply_tokens, self.memo_bytes)
-        self._escaper = Escaper(controls)
+        self._escaper = Escaper(controls, self.template.replaced)
         self._ids = [control.id for control in controls]
         self.controls = {control.text: control.id for control in controls if control.text}
         self.family = family_of(self.template)

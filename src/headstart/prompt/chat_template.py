@@ -7,7 +7,7 @@ The dialect is that of transformers' `apply_chat_template` (immutable sandbox, `
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from types import MappingProxyType
@@ -62,6 +62,17 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
+def _replaced(program: jinja2.nodes.Template) -> Iterator[tuple[str, str]]:
+    """The fixed arguments of `.replace(…)` and `| replace(…)`."""
+    methods = (call for call in program.find_all(jinja2.nodes.Call) if getattr(call.node, "attr", "") == "replace")
+    filters = (each for each in program.find_all(jinja2.nodes.Filter) if each.name == "replace")
+    calls: list[jinja2.nodes.Call | jinja2.nodes.Filter] = [*methods, *filters]
+    for each in calls:
+        match each.args[:2]:
+            case [jinja2.nodes.Const(value=str(old)), jinja2.nodes.Const(value=str(new))]:
+                yield old, new
+
+
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The sandbox for a model's template. The attributes of a loop that templates read for each message need no check."""
 
@@ -79,6 +90,9 @@ class Template:
         names: `bos_token`, `eos_token`, … of the model.
         now: the clock behind `strftime_now`.
 
+    Attributes:
+        replaced: fixed words that it replaces in strings, and by what.
+
     Raises:
         ModelError: the text is not a template.
     """
@@ -92,6 +106,7 @@ class Template:
         self._names = dict(names)
         try:
             self._template = environment.from_string(source)
+            self.replaced = [*_replaced(environment.parse(source))]
         except jinja2.TemplateError as error:
             raise ModelError(
                 f"The chat template does not compile ({error}); give another with {option('chat_template')}."
