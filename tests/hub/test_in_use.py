@@ -29,6 +29,16 @@ def test_files_that_are_open_or_mapped(tmp_path: Path) -> None:
     assert users([opened, link])[opened] == []
 
 
+def test_of_one_file_under_two_names_both_are_found(tmp_path: Path) -> None:
+    """Fault: only one of the names was among the answers."""
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_bytes(b"GGUF")
+    link.symlink_to(file)
+    with file.open("rb"):
+        found = users(path for path in (link, file))
+    assert [[user.pid for user in found[path]] for path in (link, file)] == [[os.getpid()]] * 2
+
+
 @pytest.mark.parametrize("paths", [[], [Path("/nowhere/at/all")]])
 def test_what_nobody_can_have_open(paths: list[Path]) -> None:
     assert not any(users(paths).values())

@@ -21,8 +21,10 @@ class FileUser:
 
 def users(paths: Iterable[Path]) -> dict[Path, list[FileUser]]:
     """For each file the processes that have it open, or mapped into their memory as engines do. Links are followed."""
-    wanted = {str(path.resolve()): path for path in paths}
-    found: dict[Path, list[FileUser]] = {path: [] for path in wanted.values()}
+    found: dict[Path, list[FileUser]] = {path: [] for path in paths}
+    wanted: dict[str, list[Path]] = {}
+    for path in found:
+        wanted.setdefault(str(path.resolve()), []).append(path)
     if wanted:
         for process in psutil.process_iter():
             try:
@@ -30,8 +32,9 @@ def users(paths: Iterable[Path]) -> dict[Path, list[FileUser]]:
                 user = FileUser(process.pid, program_name(process.name(), process.cmdline())) if names else None
             except (psutil.Error, OSError):
                 continue
-            for name in names if user is not None else ():
-                found[wanted[name]].append(user)  # type: ignore[arg-type]
+            if user is not None:
+                for path in (path for name in names for path in wanted[name]):
+                    found[path].append(user)
     return found
 
 
