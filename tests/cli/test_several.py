@@ -11,6 +11,7 @@ from headstart.config import Settings
 from headstart.errors import ConfigError, ModelError
 from headstart.hub.folders import Folders
 from headstart.hub.record import Fetched, FetchRecord
+from headstart.models.naming import ModelNames
 from headstart.models.serve import SeveralModels
 from model_folders import cached, weights
 
@@ -109,3 +110,22 @@ def test_an_alias_without_a_name_is_that_of_the_one_model_of_the_command(home: P
     other = weights(home / "models" / "other.gguf")
     with pytest.raises(ConfigError, match="ALIAS=NAME"):
         served(str(mine), f"b={other}", alias=("x",))
+
+
+def test_models_of_one_name_have_their_folders_in_theirs(home: Path) -> None:
+    """Fault: the second one had the file's name too, as an alias, and the server refused to start."""
+    folder, other = home / "models", weights(home / "other" / "x.gguf")
+    first, second, third = (weights(folder / name) for name in ("a/x.gguf", "b/X.gguf", "y.gguf"))
+    found = served(models_dir=folder)
+    assert names(found) == ["x", "b/X", "y", f"{OWN}:Q8_0"]
+    assert found is not None
+    known = ModelNames(found.models)
+    for name, file in (("x", first), ("X.gguf", first), ("b/x", second), (str(second), second), ("y.gguf", third)):
+        assert known.find(name).file == str(file)
+
+    assert names(served(f"mine={other}", models_dir=folder))[:3] == ["mine", "a/x", "b/X"]
+    weights(folder / "x.gguf")
+    found = served(f"mine={other}", models_dir=folder)
+    assert names(found)[:5] == ["mine", "a/x", "b/X", "models/x", "y"]
+    assert found is not None
+    assert ModelNames(found.models).find("x.gguf").file == str(other)

@@ -182,7 +182,12 @@ def _pulled() -> list[NamedModel]:
 
 
 def _of_folder(folder: Path, before: Sequence[NamedModel], *, empty: bool) -> list[NamedModel]:
-    """The models in a folder. One that the command line names already keeps that name. `empty`: whether there may be none."""
+    """The models in a folder. The first model with a name keeps it; another one's name begins with its folder.
+
+    Args:
+        before: the models that the command line names.
+        empty: whether there may be none.
+    """
     from headstart.hub.finders import in_folder
     from headstart.models.naming import NamedModel
 
@@ -190,17 +195,17 @@ def _of_folder(folder: Path, before: Sequence[NamedModel], *, empty: bool) -> li
     if not is_folder(folder):
         raise ConfigError(f"--models-dir {folder} is not a folder.")
     files = {Path(model.file).resolve() for model in before}
-    taken = {model.name.casefold() for model in before}
+    taken = {name.casefold() for model in before for name in model.names}
     found: list[NamedModel] = []
     for model in in_folder(folder):
         if model.path.resolve() in files:
             continue
-        name = model.name
-        if name.casefold() in taken:  # of two files with one name, the second one has its folder too
-            name = str(model.path.relative_to(folder).parent / model.name)
-        taken.add(name.casefold())
-        aliases = tuple(other for other in model_names(str(model.path)) if other != name)
+        within = model.path.relative_to(folder).parent / model.name
+        names = (model.name, str(within), str(folder.absolute().name / within))
+        name = next((one for one in names if one.casefold() not in taken), model.name)
+        aliases = tuple(one for one in model_names(str(model.path)) if one != name and one.casefold() not in taken)
         found.append(NamedModel(name, str(model.path), model.size, aliases))
+        taken |= {one.casefold() for one in found[-1].names}
     if not (found or before or empty):
         raise ModelError(f"--models-dir {folder} has no .gguf file, and no folder with config.json and model*.safetensors.")
     return found
