@@ -12,10 +12,10 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Whether there is such a file. No name is too long."""
+    """Whether there is such a file that can be reached. No name is too long."""
     return os.path.isfile(path)
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether there is such a folder. No name is too long."""
+    """Whether there is such a folder that can be reached. No name is too long."""
     return os.path.isdir(path)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -201,3 +203,22 @@ def test_folders_in_a_folder_of_the_users_own(tmp_path: Path) -> None:
         "linked": root / "linked",
     }
     assert {model.name for model in in_folder(inner)} == {"n-4bit"}
+
+
+def test_what_may_not_be_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a folder that this user may not enter, like `lost+found`, ended every command that looks for models."""
+    places = folders(tmp_path)
+    root = places.lm_studio[0]
+    weights(root / "o" / "n" / "n-Q8_0.gguf")
+    (root / "o" / "closed").mkdir()
+    (root / "lost+found").mkdir()
+    stat = os.stat
+
+    def refusing(path: Any, *rest: Any, **more: Any) -> os.stat_result:
+        if any(one in str(path) for one in ("lost+found/", "o/closed")):  # tests may run as root, who may enter all folders
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, *rest, **more)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    assert [model.name for model in lm_studio(places)] == ["o/n:Q8_0"]
+    assert [model.name for model in in_folder(root)] == ["n-Q8_0"]

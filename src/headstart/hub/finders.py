@@ -18,6 +18,7 @@ from headstart.hub.record import FetchRecord, folder_name
 from headstart.hub.reference import parse
 from headstart.hub.variants import SAFETENSORS, Variant, WeightFile, is_weights, variants
 from headstart.model_names import model_name
+from headstart.paths import is_file, is_folder
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
@@ -190,13 +191,13 @@ def _writes_text(folder: Path) -> bool:
 
 def _model_folders(root: Path) -> Iterator[Path]:
     """The folders with a `config.json`: `root`, those within it, and links to such folders there."""
-    if (root / model_folder.CONFIG).is_file():
+    if is_file(root / model_folder.CONFIG):
         yield root
     for folder, inner, _ in os.walk(root):
         if len(Path(folder).relative_to(root).parts) >= _DEPTH:
             inner.clear()
         inner.sort()
-        yield from (place for name in inner if ((place := Path(folder, name)) / model_folder.CONFIG).is_file())
+        yield from (place for name in inner if is_file((place := Path(folder, name)) / model_folder.CONFIG))
 
 
 def _files(root: Path, depth: int) -> Iterator[WeightFile]:
@@ -216,7 +217,7 @@ def _files(root: Path, depth: int) -> Iterator[WeightFile]:
 
 
 def _folders(root: Path) -> list[Path]:
-    return [root / name for name in sorted(_names(root)) if (root / name).is_dir()]
+    return [root / name for name in sorted(_names(root)) if is_folder(root / name)]
 
 
 def _names(root: Path) -> list[str]:
