@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import importlib
 import os
 import queue
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -536,6 +538,25 @@ def test_async_cancellation(hs: headstart.Headstart, way: str) -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+        await asyncio.to_thread(until, lambda: idle(hs))
+
+    asyncio.run(play())
+
+
+def test_a_dropped_async_stream_is_cancelled(hs: headstart.Headstart, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the engine's request held the stream, and computed the reply to its end."""
+    cancelled: list[Handle] = []
+    cancel = Handle.cancel
+    monkeypatch.setattr(Handle, "cancel", lambda handle: (cancelled.append(handle), cancel(handle))[1])
+
+    async def play() -> None:
+        stream = await hs.achat(CHAT, stream=True, **ENDLESS)
+        await anext(stream)
+        dropped = weakref.ref(stream)
+        del stream
+        gc.collect()
+        assert dropped() is None
+        assert len(cancelled) == 1
         await asyncio.to_thread(until, lambda: idle(hs))
 
     asyncio.run(play())

@@ -249,13 +249,13 @@ class AsyncStream(_Call, AsyncIterator[str]):
     """`Stream` for `async for` and `async with`."""
 
     def __init__(self, prepared: _Prepared) -> None:
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._reading = asyncio.Lock()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events, self._reading = events, asyncio.Lock()
         loop = asyncio.get_running_loop()
 
-        def put(event: Event) -> None:
+        def put(event: Event) -> None:  # without the stream itself: the request holds it, and a dropped stream must go
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._events.put_nowait, event)
+                loop.call_soon_threadsafe(events.put_nowait, event)
 
         super().__init__(put, prepared)
 
