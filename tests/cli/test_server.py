@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import typer.main
 
 from headstart.api.auth import Keys
 from headstart.cli.main import app, main
-from headstart.cli.server import ServerAddress
+from headstart.cli.server import ServerAddress, ServerRefusal
 from headstart.config import Settings
 from headstart.errors import ConfigError
 from headstart.serving.runtime import Runtime
@@ -159,3 +160,30 @@ def test_what_is_no_http_server_is_said(explain: Explain, answer: bytes) -> None
 
         threading.Thread(target=speak, daemon=True).start()
         assert "No headstart server answers" in explain("--port", str(place.getsockname()[1]), code=2)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_key_goes_where_a_server_redirects_to(status: int) -> None:
+    """Fault: the redirect was followed, with the key."""
+    asked: list[tuple[str, str | None]] = []
+
+    class Redirecting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.path, self.headers["authorization"]))
+            self.send_response(status)
+            self.send_header("location", f"http://127.0.0.1:{port}/elsewhere{self.path}")
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        port = server.server_port
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(ServerRefusal) as refused:
+            ServerAddress(f"http://127.0.0.1:{port}", key="sk-1").ask("/headstart/stats")
+        server.shutdown()
+    assert f"redirects to http://127.0.0.1:{port}/elsewhere. Redirects" in str(refused.value)
+    assert str(refused.value).endswith("give that address with --url.")
+    assert (refused.value.status, asked) == (status, [("/headstart/stats", "Bearer sk-1")])

@@ -160,13 +160,20 @@ class ServerAddress:
         for name, value in headers.items():
             if value:
                 request.add_header(name.replace("_", "-"), value)
+
+        class NoRedirects(urllib.request.HTTPRedirectHandler):
+            def redirect_request(self, *_: object) -> None:
+                """Follows no redirect: the other server would get the key."""
+
         # No proxy: it could not reach a local server.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), self._handler())
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirects, self._handler())
         try:
             return cast("HTTPResponse", opener.open(request, timeout=timeout))
         except urllib.error.HTTPError as error:
             with error:
-                raise ServerRefusal(error.code, self._refusal(error.code, error.read())) from None
+                moved = error.headers.get("location") if 300 <= error.code < 400 else None
+                message = self._refusal(error.code, error.read()) if moved is None else self._redirect(path, moved)
+                raise ServerRefusal(error.code, message) from None
 
     def ask(self, path: str, body: dict[str, Any] | None = None, *, start: str = "headstart serve MODEL") -> dict[str, Any]:
         """The answer to a GET, or to a POST of a body.
@@ -202,6 +209,13 @@ class ServerAddress:
         except (ValueError, KeyError, TypeError):
             message = f"status {status}"
         return f"{self.url} says: {plain(str(message))}"
+
+    def _redirect(self, path: str, moved: str) -> str:
+        """The refusal of a redirect. `moved`: the new address of what was asked for, perhaps a relative one."""
+        from urllib.parse import urljoin
+
+        address = urljoin(self.url + path, moved).removesuffix(path)
+        return f"{self.url} redirects to {plain(address)}. Redirects are not followed; give that address with --url."
 
     def _handler(self) -> BaseHandler:
         """Opens connections over TCP or the Unix socket, and checks the server's certificate."""
