@@ -81,6 +81,8 @@ def test_keys_come_from_where_serve_has_them(tmp_path: Path) -> None:
     assert found(api_key="one two").key == "one"
     assert found(api_key_file=file).key == "sk-1"
     assert found(api_key="one", api_key_file=file).key == "one"
+    assert found(("api_key_file",), api_key="one", api_key_file=file).key == "sk-1"
+    assert found(("api_key_file", "api_key"), api_key="one", api_key_file=file).key == "one"
     with pytest.raises(ConfigError, match="Cannot read --api-key-file"):
         found(api_key_file=tmp_path / "none")
 

@@ -121,7 +121,7 @@ class ServerAddress:
         Raises:
             ConfigError: they contradict each other, name no server, or the key file cannot be read.
         """
-        key = _key(given)
+        key = _key(given, typed)
         by_address = {"host", "port"} & {*typed}
         if by_address and {"url", "unix_socket"} & {*typed}:
             raise ConfigError("--url and --unix-socket replace --host and --port: leave these out.")
@@ -287,8 +287,9 @@ def _reachable(host: str) -> str:
     return host if address.version == 4 else f"[{host}]"
 
 
-def _key(given: Mapping[str, Any]) -> str:
-    if keys := (given["api_key"] or "").split():
+def _key(given: Mapping[str, Any], typed: Collection[str]) -> str:
+    by_file = "api_key_file" in typed and "api_key" not in typed
+    if not by_file and (keys := (given["api_key"] or "").split()):
         return str(keys[0])
     if given["api_key_file"] is None:
         return ""
