@@ -64,10 +64,20 @@ def test_what_is_typed_goes_before_the_environment() -> None:
     assert found(("port",), **given) == ServerAddress("https://b:1", None, CERT)
     assert found(("unix_socket",), **given) == ServerAddress("https://localhost", SOCKET, CERT)
     assert found(("url", "unix_socket"), **given) == ServerAddress("http://a", SOCKET)
-    assert found(("url", "tls_cert"), **given) == ServerAddress("http://a", None, CERT)
+    assert found(("url", "tls_cert"), **given | {"url": "https://a"}) == ServerAddress("https://a", None, CERT)
     for both in (("url", "port"), ("unix_socket", "host")):
         with pytest.raises(ConfigError, match="replace --host and --port"):
             found(both, **given)
+
+
+def test_a_certificate_means_https() -> None:
+    """Fault: with a URL of plain HTTP the key went over the network in clear."""
+    for typed in (("tls_cert",), ("tls_cert", "url")):
+        with pytest.raises(ConfigError, match=r"--tls-cert is for HTTPS.*give --url https://"):
+            found(typed, url="http://box.lan", tls_cert=CERT)
+        assert found(typed, url="box.lan", tls_cert=CERT) == ServerAddress("https://box.lan", None, CERT)
+        assert found(typed, url="HTTPS://box.lan", tls_cert=CERT).certificate == CERT
+    assert found(url="http://box.lan", tls_cert=CERT) == ServerAddress("http://box.lan")
 
 
 def test_a_port_that_nobody_knows() -> None:

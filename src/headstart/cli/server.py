@@ -128,9 +128,12 @@ class ServerAddress:
         if "url" in typed or (given["url"] and not by_address and "unix_socket" not in typed):
             via, certificate = (given[name] if name in typed else None for name in ("unix_socket", "tls_cert"))
             url = given["url"].rstrip("/").removesuffix("/v1")
-            return cls(url if "://" in url else f"http://{url}", via, certificate, key)
+            url = url if "://" in url else f"{_scheme(certificate)}://{url}"
+            if certificate is not None and not url.casefold().startswith("https://"):
+                raise ConfigError(f"--tls-cert is for HTTPS, and {url} is not: give --url https://….")
+            return cls(url, via, certificate, key)
         certificate = given["tls_cert"]
-        scheme = "http" if certificate is None else "https"
+        scheme = _scheme(certificate)
         via = None if by_address else given["unix_socket"]
         if via is not None:
             return cls(f"{scheme}://localhost", via, certificate, key)
@@ -274,6 +277,11 @@ def _own(certificate: Path) -> bytes:
     if found is None:
         raise ConfigError(f"--tls-cert {certificate} has no certificate in PEM; give the server's, or --url.")
     return ssl.PEM_cert_to_DER_cert(found[0])
+
+
+def _scheme(certificate: Path | None) -> str:
+    """That of a server with or without a certificate."""
+    return "http" if certificate is None else "https"
 
 
 def _reachable(host: str) -> str:
