@@ -13,13 +13,13 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from platformdirs import user_cache_path, user_state_path
+from platformdirs import user_cache_path
 
 from headstart import templates
 from headstart.engines.options import EngineOptions, KvType
 from headstart.errors import ConfigError
 from headstart.names import as_argument, option, suggesting
-from headstart.paths import expanded
+from headstart.paths import default_state_dir, expanded
 from headstart.units import parse_portion, parse_size, parse_time
 
 Reuse = Literal["fast", "exact"]
@@ -445,8 +445,3 @@ Settings.__init__ = suggesting(Settings.__init__)  # type: ignore[method-assign]
 def default_cache_dir() -> Path:
     """This platform's folder for caches, or HEADSTART_CACHE_DIR."""
     return expanded(os.environ.get("HEADSTART_CACHE_DIR") or user_cache_path("headstart"))
-
-
-def default_state_dir() -> Path:
-    """This platform's folder for programs' state, or HEADSTART_STATE_DIR."""
-    return expanded(os.environ.get("HEADSTART_STATE_DIR") or user_state_path("headstart"))

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+
+from platformdirs import user_state_path
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
     """The path, with a folder for a leading `~`. One of an unknown user stays as it is."""
     return Path(os.path.expanduser(path))
+
+
+def default_state_dir(environment: Mapping[str, str] | None = None) -> Path:
+    """This platform's folder for programs' state, or HEADSTART_STATE_DIR of an environment; by default of this process."""
+    named = os.environ if environment is None else environment
+    return expanded(named.get("HEADSTART_STATE_DIR") or user_state_path("headstart"))
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from headstart.cli.cache import place_of
 from headstart.cli.network import AccessOptions, ListenOptions, OperationOptions, network_of
 from headstart.cli.options import SERVED, takes_settings
-from headstart.config import SETTINGS, Settings, default_cache_dir, default_state_dir
+from headstart.config import SETTINGS, Settings, default_cache_dir
 from headstart.errors import ConfigError
 from headstart.names import as_flag, as_variable, option
+from headstart.paths import default_state_dir
 from process import Here
 
 WRITTEN = {

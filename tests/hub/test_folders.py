@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from headstart.hub.folders import Folders
+from headstart.paths import default_state_dir
 
 
 def test_other_programs_folders_by_default(tmp_path: Path) -> None:
@@ -28,6 +29,14 @@ def test_other_programs_folders_by_default(tmp_path: Path) -> None:
 )
 def test_the_hubs_cache_is_where_its_own_programs_look(variables: dict[str, str], wanted: str) -> None:
     assert str(Folders.of({"HOME": "/home/u"} | variables, Path("/s")).hub) == wanted
+
+
+def test_the_folder_for_state_is_that_of_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: `~` in the variable meant a folder of that name, where the record of fetched models was not found again."""
+    monkeypatch.setenv("HOME", "/home/jo")
+    monkeypatch.setenv("HEADSTART_STATE_DIR", "~/state")
+    assert Folders.of().state == default_state_dir() == Path("/home/jo/state")
+    assert Folders.of({"HOME": "/home/jo", "HEADSTART_STATE_DIR": "/s"}).state == Path("/s")
 
 
 def test_variables_of_the_other_programs() -> None:

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from platformdirs import user_cache_path, user_state_path
+from platformdirs import user_cache_path
+
+from headstart.paths import default_state_dir
 
 _MOST = 1 << 20  # bytes of another program's settings
 
@@ -47,8 +49,8 @@ class Folders:
         ollama: list[str | Path] = [home / ".ollama/models", _OLLAMA_SERVICE]
         if named.get("OLLAMA_MODELS"):
             ollama = [named["OLLAMA_MODELS"]]
-        own = state or named.get("HEADSTART_STATE_DIR") or user_state_path("headstart")
-        return cls(_path(hub, home), Path(own), _lm_studio(home), _paths(llama_cpp, home), _paths(ollama, home))
+        own = state or default_state_dir(named)
+        return cls(_path(hub, home), own, _lm_studio(home), _paths(llama_cpp, home), _paths(ollama, home))
 
 
 _OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")

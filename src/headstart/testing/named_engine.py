@@ -15,12 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from headstart.config import default_state_dir
 from headstart.engines import registry
 from headstart.engines.options import EngineOptions
 from headstart.errors import ConfigError
 from headstart.interfaces.engine import Engine
-from headstart.paths import expanded
+from headstart.paths import default_state_dir, expanded
 
 CTX, SLOTS = 2048, 2
 """Of a model: enough for the proof of exactness behind a long prefix."""
