@@ -141,6 +141,11 @@ class ServerAddress:
             raise ConfigError("Port 0 means any free port: the server's log says which one; give it with --port.")
         return cls(f"{scheme}://{_reachable(given['host'] or '127.0.0.1')}:{given['port'] or 8000}", None, certificate, key)
 
+    def check(self) -> None:
+        """Raises ConfigError if the certificate cannot be read. `open` does so too, but only when the server has answered."""
+        if self.certificate is not None:
+            _own(self.certificate)
+
     def open(self, path: str, body: dict[str, Any] | None = None, *, timeout: float = TIMEOUT, **headers: str) -> HTTPResponse:
         """The beginning of the answer to a GET, or to a POST of a body.
 
@@ -150,6 +155,7 @@ class ServerAddress:
 
         Raises:
             ServerRefusal: the answer is an error.
+            ConfigError: the certificate cannot be read.
             OSError, http.client.HTTPException, ValueError: there is no answer.
         """
         import urllib.error

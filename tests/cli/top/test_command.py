@@ -16,9 +16,9 @@ SOURCE = Path(headstart.__file__).parent
 IMPORT = re.compile(r"^\s*(from|import) textual\b", re.MULTILINE)
 
 
-def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+def complaint(capsys: pytest.CaptureFixture[str], *options: str) -> str:
     with pytest.raises(SystemExit) as end:
-        main(["top"])
+        main(["top", *options])
     assert end.value.code == 2
     return capsys.readouterr().err
 
@@ -30,6 +30,11 @@ def test_without_textual_it_names_the_mend(capsys: pytest.CaptureFixture[str], m
 
 def test_without_a_terminal_it_names_the_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert "needs a terminal; GET /headstart/events has the same as data" in complaint(capsys)
+
+
+def test_a_certificate_that_cannot_be_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Fault: the screen said `connecting` for ever."""
+    assert "Cannot read --tls-cert" in complaint(capsys, "--tls-cert", str(tmp_path / "none.pem"))
 
 
 def test_other_commands_do_not_load_textual() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import socket
 import threading
 import time
 import urllib.request
@@ -257,3 +258,11 @@ def test_another_program(kind: str, said: str) -> None:
             assert said in reading.trouble()
         other.shutdown()
         thread.join()
+
+
+def test_a_certificate_that_can_no_longer_be_read(tmp_path: Path) -> None:
+    """Fault: the feed's thread ended, and nobody was told."""
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        address = ServerAddress(f"https://127.0.0.1:{place.getsockname()[1]}", certificate=tmp_path / "none.pem")
+        with Reading(address) as reading:
+            assert "Cannot read --tls-cert" in reading.trouble()

@@ -36,6 +36,7 @@ def top(
     """
     if find_spec("textual") is None:
         raise ConfigError("`headstart top` needs textual: pip install 'headstart[top]'.")
+    server.check()
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("`headstart top` needs a terminal; GET /headstart/events has the same as data (docs/events.md).")
     from headstart.cli.top.app import TopApp

@@ -14,6 +14,7 @@ from headstart.cli.server import ServerAddress, ServerRefusal
 from headstart.cli.top.savings import Savings, of_sums
 from headstart.cli.top.state import TopState
 from headstart.cli.top.stream import Decoder
+from headstart.errors import HeadstartError
 
 SILENCE = 30.0
 """Seconds without a byte after which a connection is given up. A server that works sends a comment every few seconds."""
@@ -70,6 +71,8 @@ class Feed:
                     continue
             except ServerRefusal as error:
                 text = WORDS.get(error.status, str(error).removesuffix("."))
+            except HeadstartError as error:
+                text = error.with_flags.removesuffix(".")
             except TimeoutError:
                 text = f"The server at {self.server.place} has been silent for {SILENCE:.0f} s"
             except IncompleteRead:
