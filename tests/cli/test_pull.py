@@ -79,9 +79,10 @@ def test_pull_says_what_it_does_in_lines(
     assert capfd.readouterr().err == f"headstart: {NAME} has no 'Q4_K_M'; it has Q8_0 (1.91 MiB).\n"
 
 
-def test_the_bundled_model_is_not_fetched(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["demo", "Demo"])
+def test_the_bundled_model_is_not_fetched(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["pull", "demo"])
+        main(["pull", name])
     assert ended.value.code == 0
     assert "demo is bundled, so there is nothing to fetch: /" in capfd.readouterr().out
 

@@ -38,6 +38,8 @@ def places(tmp_path: Path) -> Folders:
         ("other/m", "other_m_m-Q4_0", "llama.cpp"),
         ("other/m:Q4_0", "other_m_m-Q4_0", "llama.cpp"),
         ("other_m_m-Q4_0", "other_m_m-Q4_0", "llama.cpp"),
+        ("demo", "demo", "bundled"),
+        ("Demo", "demo", "bundled"),
         ("llama3.2", "llama3.2:latest", "Ollama"),
         ("llama3.2:1B", "llama3.2:1b", "Ollama"),
         ("tiny-q6_k", "Own/Tiny-GGUF:Q6_K", "LM Studio"),

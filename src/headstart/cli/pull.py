@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headstart.config import Settings
+from headstart.model_names import same
 from headstart.units import show_size, show_span
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def pull(
     from headstart.engines.model_file import DEMO, locate
     from headstart.hub.pull import pull as fetch
 
-    if name == DEMO:
+    if same(name, DEMO):
         typer.echo(f"{DEMO} is bundled, so there is nothing to fetch: {locate(DEMO)}")
         return
     with pulling() as report:

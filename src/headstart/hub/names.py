@@ -64,6 +64,8 @@ def look_up(text: str, folders: Folders | None = None, fits: Fits = fits_here) -
         return _folder(text)
     if is_path(text):
         return _at(text, model_file.locate(text))
+    if same(text, model_file.DEMO):
+        return look_up(model_file.DEMO)
     there = [model for finder in FINDERS for model in finder(folders or Folders.of())]
     for model in there:
         if same(model.name, text) or same(model.name, f"{text}:latest"):
