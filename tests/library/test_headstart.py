@@ -323,7 +323,9 @@ def test_tools_reach_the_template(hs: headstart.Headstart) -> None:
         ({"salt": 5}, "salt"),
         ({"reuse": "no"}, "reuse"),
         ({"tools": "none"}, "tools"),
-        ({"template": [1]}, "chat_template_kwargs"),
+        ({"template": [1]}, "Invalid 'template': must be a"),
+        ({"template": {"messages": 1}}, "Invalid 'template': may not contain 'messages'"),
+        ({"template": {1: 2}}, r"Invalid 'template\[1\]'"),
     ],
 )
 def test_bad_options_are_refused(hs: headstart.Headstart, options: dict[str, object], said: str) -> None:

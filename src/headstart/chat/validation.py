@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -26,8 +26,12 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
-def condense(error: ValidationError, value: Any) -> InvalidRequest:
-    """All errors of the most deeply nested invalid field, as one sentence."""
+def condense(error: ValidationError, value: Any, names: Mapping[str, str] | None = None) -> InvalidRequest:
+    """All errors of the most deeply nested invalid field, as one sentence.
+
+    Args:
+        names: the caller's names of fields, where they differ.
+    """
     if error.error_count() >= TOO_MANY:
         return InvalidRequest(f"The request is invalid in {error.error_count():,} places.")
     faults: dict[tuple[str | int, ...], list[str]] = {}
@@ -42,7 +46,8 @@ def condense(error: ValidationError, value: Any) -> InvalidRequest:
         should, texts = "must be ", [message.removeprefix("Input should be ") for message in texts]
     if not path:
         return InvalidRequest(f"The request is invalid: {'; '.join(texts)}.")
-    name = str(path[0]) + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[1:])
+    field = str(path[0])
+    name = (names or {}).get(field, field) + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[1:])
     return InvalidRequest(f"Invalid '{name[:200]}': {should}{', or '.join(texts)}.", param=name[:200])
 
 

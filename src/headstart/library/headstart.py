@@ -492,7 +492,7 @@ def _conversation(messages: Messages, tools: Any, template: Any, salt: str, tool
     try:
         body = ChatBody.model_validate(fields)
     except ValidationError as error:
-        raise condense(error, fields) from None
+        raise condense(error, fields, {"chat_template_kwargs": "template"}) from None
     return dataclasses.replace(conversation_of(body, salt), choice=_choice(tool_choice))
 
 
