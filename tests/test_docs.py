@@ -125,6 +125,16 @@ def test_privacy_names_all_that_limits_and_deletes() -> None:
         assert option in text
 
 
+@pytest.mark.parametrize("page", ["privacy.md", "format.md"])
+def test_all_files_of_the_folder_for_state_are_described(page: str) -> None:
+    """Fault: both pages knew two of them."""
+    sources = (path.read_text("utf-8") for path in (ROOT / "src/headstart").rglob("*.py"))
+    files = {name for source in sources for name in re.findall(r'^MEMO = "(.+)"$', source, re.MULTILINE)}
+    assert len(files) == 4
+    text = (DOCS / page).read_text("utf-8")
+    assert {name for name in (*files, "fetched/") if name not in text} == set()
+
+
 def test_foreign_model_names_are_as_described() -> None:
     service, table = Service("mine"), read("http.md").partition("| taken | examples |")[2].partition("\n\n")[0]
     names = re.findall(r"`([\w.-]+)`", " ".join(line.split("|")[2] for line in table.splitlines() if line.count("|") == 3))

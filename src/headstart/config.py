@@ -358,8 +358,9 @@ class Settings:
         None,
         _path("FOLDER"),
         "Operation",
-        "Folder for the results of engines' proofs and for digests of model files. It is not part of the disk tier and has no "
-        "text of conversations.",
+        "Folder for the results of engines' proofs and of trials of llama.cpp's builds, and for digests of model files. It is "
+        "not part of the disk tier and has no text of conversations. The record of fetched models is always in this platform's "
+        "folder for state, or in HEADSTART_STATE_DIR (docs/privacy.md).",
         none="this platform's folder for such state",
     )
 
