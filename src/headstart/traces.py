@@ -96,7 +96,7 @@ def read(paths: Sequence[Path], *, block_size: int | None = None, every: float =
         except RecursionError as error:
             raise ConfigError(f"{file} is not a trace: it is nested too deeply.") from error
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, zlib.error) as error:
-            why = f"{type(error).__name__}: {error}"
+            why = f"it lacks {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
             raise ConfigError(f"{file} is not a trace: {why}; `headstart replay --help` names the forms.") from error
         block_sizes.add(native)
         requests += [replace(one, at=begin + one.at, session=sessions + one.session if session else -1) for one in found]

@@ -11,6 +11,7 @@ import pytest
 import typer.main
 
 from headstart.cli.main import app, main
+from headstart.cli.replay import EPILOG
 from headstart.replay import POLICIES, policies
 
 Run = Callable[..., str]
@@ -103,6 +104,20 @@ def test_what_is_no_trace_is_told_the_forms(replay: Run, tmp_path: Path) -> None
     out = replay(str(other), code=2)
     assert f"{other} is not a trace: " in out
     assert "`headstart replay --help` names the forms" in out
+
+
+def test_all_that_a_recorded_text_needs_is_said(replay: Run, tmp_path: Path) -> None:
+    """Fault: the help named its `input` only, and the error was a KeyError."""
+    needed = {"timestamp": 1, "input": "hello", "output": "Hello."}
+    other = tmp_path / "other.jsonl"
+    for name in needed:
+        assert f"`{name}`" in EPILOG
+        other.write_text(json.dumps({key: value for key, value in needed.items() if key != name}) + "\n")
+        out = replay(str(other), code=2)
+        lacks = name if name != "input" else "input_length"  # it is taken for Mooncake's form
+        assert f"{other} is not a trace: it lacks '{lacks}'; " in out
+    other.write_text(json.dumps(needed) + "\n")
+    assert "1 request" in replay(str(other))
 
 
 def test_the_help_names_every_policy() -> None:

@@ -30,8 +30,9 @@ EPILOG = """
 
 `headstart replay sessions/ --fleet 4 --router all --shared` — a simulated fleet: first token and computed tokens by router
 
-Formats: Mooncake's traces (JSONL with `hash_ids`), kv-cache-tester (a session a file, JSON or gzip), or JSONL with the whole
-prompt as `input` (a session a file). The default costs of a token are those of the bundled model on two cores.
+Formats: Mooncake's traces (JSONL with `hash_ids`), kv-cache-tester (a session a file, JSON or gzip), or JSONL with
+`timestamp` in microseconds, the whole prompt as `input` and the reply as `output` (a session a file). The default costs of a
+token are those of the bundled model on two cores.
 """
 
 
