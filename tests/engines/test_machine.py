@@ -48,6 +48,16 @@ def test_version_2(groups: Path, path: str) -> None:
         assert (machine.cores(), machine.memory()) == (1, 0)
 
 
+@pytest.mark.parametrize(("high", "free"), [("max", 14), (8 * GIB, 6), (20 * GIB, 14)])
+def test_version_2_has_a_limit_that_slows_down(groups: Path, high: object, free: int) -> None:
+    """Fault: with `memory.high` alone, as of systemd's MemoryHigh, the memory of the whole machine was planned with."""
+    (groups.parent / "own").write_text("0::/\n")
+    write(groups, memory__max=16 * GIB, memory__high=high, memory__current=2 * GIB)
+    assert machine.memory() == free * GIB
+    write(groups, memory__max="max")
+    assert machine.memory() == (64 * GIB if high == "max" else int(str(high)) - 2 * GIB)
+
+
 def test_version_1(groups: Path) -> None:
     (groups.parent / "own").write_text("4:memory:/there\n3:cpuset:/\n1:cpu,cpuacct:/\n0::/\n")
     limits = {

@@ -11,11 +11,12 @@ import psutil
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _MEMORY = (
-    ("", "memory.max", "memory.current", ("inactive_file", "active_file")),
-    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+    ("", ("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file")),
+    ("memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
 )
-"""For versions 2 and 1 of control groups: the controller, the limit, the bytes in use, and the cached files among them. Cached
-files give way, so they count as free; otherwise the model's file, which was just read, would count twice."""
+"""For versions 2 and 1 of control groups: the controller, the limits, the bytes in use, and the cached files among them. Cached
+files give way, so they count as free; otherwise the model's file, which was just read, would count twice. Above
+`memory.high` the kernel slows a process down."""
 
 
 def cores() -> int:
@@ -34,12 +35,13 @@ def memory(allowed: int | None = None) -> int:
     free = int(psutil.virtual_memory().available)
     if allowed is not None:
         free = min(free, allowed)
-    for controller, limit, usage, files in _MEMORY:
+    for controller, limits, usage, files in _MEMORY:
         for group in _groups(controller):
-            most, used = _read(group / limit), _read(group / usage)
-            if most.isdigit() and used.isdigit():
+            found, used = [_read(group / limit) for limit in limits], _read(group / usage)
+            most = min((int(limit) for limit in found if limit.isdigit()), default=None)
+            if most is not None and used.isdigit():
                 stat = dict(line.partition(" ")[::2] for line in _read(group / "memory.stat").splitlines())
-                free = min(free, int(most) - int(used) + sum(int(stat.get(name, 0)) for name in files))
+                free = min(free, most - int(used) + sum(int(stat.get(name, 0)) for name in files))
     return max(0, free)
 
 
