@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from headstart.cli.report import _without_paths, report
+from headstart.config import Settings
 from headstart.tiers.shared.keys import FleetKeys
 from headstart.version import __version__
 from process import Here
@@ -61,6 +65,38 @@ def test_the_store_that_a_loaded_model_uses_is_named_by_its_scheme(tmp_path: Pat
     assert result.returncode == 0, result.stderr
     assert lines_of(result.stdout)["shared store"].startswith("file://…, ")
     assert "secret" not in result.stdout
+
+
+@pytest.mark.parametrize("folder", ["jane/models", "jane doe/my models", "jane's, or: (other) models/.here"])
+@pytest.mark.parametrize("relative", [False, True])
+def test_no_folder_of_a_model_is_named(folder: str, relative: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: of a folder with blanks in its name the words behind the first one were shown."""
+    model = tmp_path / folder / "bad.gguf"
+    model.parent.mkdir(parents=True)
+    model.write_bytes(b"GGUF, but nothing else")
+    if relative:
+        monkeypatch.chdir(tmp_path)
+    for name in ("bad.gguf", "none.gguf", "bad-00002-of-00003.gguf"):
+        given = model.relative_to(tmp_path if relative else "/").with_name(name)
+        path = str(given if relative else "/" / given)
+        lines, good = report(Settings(model=path, state_dir=tmp_path / "state of jane"))
+        said = dict(lines)["model"]
+        assert not good
+        assert name in said
+        assert not [word for word in ("jane", "models", "other", "here'", tmp_path.name) if word in str(lines)], said
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("'/home/jane doe/my models/a.gguf' is bad", "'…/a.gguf' is bad"),
+        ("Cannot read ~/my models/a.gguf: use b/c", "Cannot read …/a.gguf: use b/c"),
+        ("/a/b.so or /c d/e.so", "…/b.so or …/e.so"),
+        ("64 / 512 tokens/s", "64 / 512 tokens/s"),
+    ],
+)
+def test_other_folders_are_left_out_too(text: str, shown: str) -> None:
+    assert _without_paths(text, []) == shown
 
 
 def test_a_model_that_cannot_be_loaded_is_part_of_the_report(tmp_path: Path, here: Here) -> None:

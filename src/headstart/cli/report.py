@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 from headstart.config import SETTINGS, Settings
 from headstart.errors import HeadstartError
 from headstart.names import as_variable
+from headstart.paths import expanded, is_folder
 from headstart.version import __version__
 
 PACKAGES = ("llama-cpp-python", "llguidance", "fastapi", "uvicorn", "pydantic", "jinja2", "numpy")
@@ -42,12 +43,13 @@ def report(settings: Settings) -> tuple[list[ReportLine], bool]:
     """
     from headstart.cli.doctor import engine_build, machine
 
-    good = True
+    good, folders = True, _folders(settings)
     try:
-        model = list(_model(settings))
+        model = list(_model(settings, folders))
     except HeadstartError as error:
-        good, model = False, [("model", f"{_name(settings.model)} cannot be loaded: {_without_paths(error.with_flags)}")]
-    build = ((topic, _without_paths(text)) for topic, text in engine_build())
+        why = _without_paths(error.with_flags, folders)
+        good, model = False, [("model", f"{_name(settings.model)} cannot be loaded: {why}")]
+    build = ((topic, _without_paths(text, folders)) for topic, text in engine_build())
     return [*_versions(), *machine(), *build, *_settings(settings), *_variables(os.environ), *model], good
 
 
@@ -69,7 +71,8 @@ def _settings(settings: Settings) -> Iterator[ReportLine]:
         if field.name in ADDRESSES and value is not None:
             yield field.name, _scheme(value)
         elif field.name != "model" and value != getattr(plain, field.name):
-            yield field.name, _name(value) if isinstance(value, str | Path) else str(value)
+            folder = SETTINGS[field.name].kind.metavar == "FOLDER" or (isinstance(value, Path) and is_folder(value))
+            yield field.name, "(set)" if folder else _name(value) if isinstance(value, str | Path) else str(value)
 
 
 def _variables(environment: Mapping[str, str]) -> Iterator[ReportLine]:
@@ -83,7 +86,7 @@ def _variables(environment: Mapping[str, str]) -> Iterator[ReportLine]:
             yield name, "(set)" if "/" in environment[name] else environment[name]
 
 
-def _model(settings: Settings) -> Iterator[ReportLine]:
+def _model(settings: Settings, folders: Sequence[str]) -> Iterator[ReportLine]:
     from headstart.cli.console import facts, loading
     from headstart.library.headstart import load
 
@@ -91,7 +94,7 @@ def _model(settings: Settings) -> Iterator[ReportLine]:
         for topic, text in facts(runtime).items():
             if settings.shared is not None:
                 text = text.replace(settings.shared, _scheme(settings.shared))
-            yield topic, _name(text) if topic == "file" else _without_paths(text)
+            yield topic, _name(text) if topic == "file" else _without_paths(text, folders)
 
 
 def _name(path: str | Path) -> str:
@@ -105,6 +108,22 @@ def _scheme(address: str) -> str:
     return f"{scheme[0]}…" if scheme else "(set)"
 
 
-def _without_paths(text: str) -> str:
-    """A text without the folders of its absolute paths, which can contain names of people."""
-    return re.sub(r"(?<![\w.])~?/(?:[^\s/:;,'\"]+/)+", "…/", text)
+def _folders(settings: Settings) -> list[str]:
+    """The folders that are known: the home, the current one, and those of the settings. Inner ones come first."""
+    values = [getattr(settings, name) for name, row in SETTINGS.items() if row.kind.is_path]
+    found = {expanded("~"), Path.cwd()}
+    for path in [Path(settings.model), *(value for value in values if isinstance(value, Path))]:
+        for form in (path, expanded(path), expanded(path).absolute(), Path(os.path.realpath(expanded(path)))):
+            found |= {form, form.parent}
+    return sorted((str(folder) for folder in found if folder.name), key=len, reverse=True)
+
+
+def _without_paths(text: str, folders: Sequence[str]) -> str:
+    """A text without the folders of its paths, which can contain names of people.
+
+    Args:
+        folders: those that are known. Others are found if their names have no quotation mark, comma, colon or semicolon.
+    """
+    for folder in folders:
+        text = re.sub(rf"(?<![\w./]){re.escape(folder)}/", "…/", text)
+    return re.sub(r"(?<![\w.])(?:~|…)?/(?:[^\s/:;,'\"](?:[^/:;,'\"\n]*[^\s/:;,'\"])?/)+", "…/", text)
