@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -260,6 +261,20 @@ def test_a_folder_that_cannot_be_written(hub: HubServer, repo: HubRepo, places: 
     places.state.write_text("")
     with pytest.raises(HubError, match=r"Cannot write into .*set HEADSTART_STATE_DIR"):
         pull(NAME, folders=places, fits=fits)
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC])
+def test_an_error_of_the_caller_s_report_is_the_caller_s(number: int, hub: HubServer, repo: HubRepo, places: Folders) -> None:
+    """Fault: it was taken for one of the disk, and the message said so."""
+    error = OSError(number, "the caller's own")
+
+    def report(progress: PullProgress) -> None:
+        raise error
+
+    with pytest.raises(OSError, match="the caller's own") as raised:
+        pull(NAME, report, places, fits)
+    assert raised.value is error
+    assert pull(NAME, folders=places, fits=fits).path.read_bytes() == repo.files["tiny-Q4_K_M.gguf"]
 
 
 def test_without_a_network_the_models_here_are_named(hub: HubServer, places: Folders, monkeypatch: pytest.MonkeyPatch) -> None:

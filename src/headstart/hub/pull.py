@@ -54,6 +54,7 @@ def pull(text: str, on_progress: OnProgress = ignore, folders: Folders | None = 
     Args:
         text: `OWNER/NAME[:QUANTISATION]`. Without a quantisation, it is the best one that fits. A repository without GGUF has
             one model, in Hugging Face's form.
+        on_progress: is told how far a download is. What it raises ends the download, and is raised.
 
     Raises:
         ModelError: the text is no such name, the repository does not have what it names, or no engine here can load that.
@@ -76,14 +77,25 @@ def pull(text: str, on_progress: OnProgress = ignore, folders: Folders | None = 
         model_folder.check_engine(reference.repo)
     cache = HubCache(places.hub, reference.repo)
     record = FetchRecord(places.state, places.hub)
+    of_caller: list[OSError] = []
+
+    def report(progress: PullProgress) -> None:
+        try:
+            on_progress(progress)
+        except OSError as error:
+            of_caller.append(error)
+            raise
+
     try:
         _check_space(cache, chosen, there)
         for file in chosen.files:
-            download(client, repository, file, cache, record, on_progress)
+            download(client, repository, file, cache, record, report)
             if file.path == model_folder.CONFIG:
                 _check_config(file, cache, record, reference.repo)
         return _finish(places, repository, cache, chosen)
     except OSError as error:
+        if error in of_caller:
+            raise
         raise _explained(error, places) from error
 
 
