@@ -165,11 +165,13 @@ def write(
     chat_template: str | None = None,
     window: int | None = None,
     layers: int | None = None,
+    long_rope: bool = False,
 ) -> Path:
     """Writes a model of under 5 MB, with the same bytes for the same arguments.
 
     `chat_template`: None for the bundled model's. `window`: tokens of its sliding windows; `layers`: their number, 0.3 MB each;
-    None for the architecture's own.
+    None for the architecture's own. `long_rope`: whether positions have other frequencies if the context is longer than the
+    trained one.
     """
     kind, dice = ARCHITECTURES[architecture], Dice(seed)
     layers = layers or kind.layers
@@ -181,6 +183,10 @@ def write(
         _put(writer, f"{architecture}.{key}", value)
     vocabulary().write(writer, chat_template)
     writer.add_tensor("token_embd.weight", dice.matrix(N_VOCAB, WIDTH, gain=4.0))
+    if long_rope:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+        writer.add_tensor("rope_factors_short.weight", full(HEAD // 2))
+        writer.add_tensor("rope_factors_long.weight", full(HEAD // 2, 2.0))
     for name, tensor in kind.ends(dice):
         writer.add_tensor(name, tensor)
     for layer, parts in enumerate(islice(cycle(kind.pattern), layers)):

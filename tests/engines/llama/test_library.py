@@ -72,11 +72,14 @@ def test_only_the_packages_own_library_is_tested(tmp_path: Path, monkeypatch: py
     assert not choose().tested
 
 
-def test_a_build_for_a_gpu_is_not_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["cuda", "blas"])
+def test_a_build_with_another_library_is_not_tested(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: one with a BLAS was, though the system may change that library at any time."""
     monkeypatch.setattr(library, "binding_version", lambda: library.TESTED[0])
     monkeypatch.setattr(library, "package_folder", lambda: tmp_path)
     folder = folder_of(tmp_path / "lib")
     (folder / f"libggml-cpu{ENDING}").write_bytes(b"code")
     assert choose().tested
-    (folder / f"libggml-cuda{ENDING}").write_bytes(b"code")
+    other = folder / f"libggml-{backend}{ENDING}"
+    other.write_bytes(b"code")
     assert not choose().tested

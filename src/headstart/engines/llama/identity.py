@@ -25,6 +25,11 @@ from headstart.interfaces.engine import Facts, Shape
 from headstart.model_names import model_name
 
 _QUANTIZATION = re.compile(r"(?:I?Q|TQ)\d\w*|MXFP\d\w*|NVFP\d\w*|B?F16|F32|BF16")
+_VARIABLES = ("GGML_", "LLAMA_ATTN_")
+"""Beginnings of the environment variables that change how llama.cpp computes. LLAMA_ATTN_ROT_DISABLE: whether quantised KV is
+rotated."""
+_OF_OTHERS = ("LD_PRELOAD", "OPENBLAS_", "MKL_", "BLIS_", "OMP_", "CUDA_", "NVIDIA_", "HIP_", "HSA_")
+"""The same for what computes in the place of llama.cpp's own code: a GPU, a BLAS."""
 SOURCES = blake3(
     b"".join(path.read_bytes() for path in sorted([Path(proof.__file__), *Path(__file__).parent.glob("[!.]*.py")]))
 ).hexdigest()
@@ -107,7 +112,8 @@ def identity(
 ) -> dict[str, Any]:
     """Everything that changes the bits of KV, except the block size. Threads and slots do not change prefill's bits."""
     architecture = metadata(model, "general.architecture")
-    original = metadata(model, f"{architecture}.rope.scaling.original_context_length")
+    original = metadata(model, f"{architecture}.rope.scaling.original_context_length") or lib.llama_model_n_ctx_train(model)
+    others = devices()
     return {
         "weights": weights.hex(),
         "lora": adapter.hex() if adapter else None,
@@ -118,17 +124,16 @@ def identity(
         "libc": " ".join(platform.libc_ver()).strip() or platform.mac_ver()[0],
         "extra_buffers": extra_buffers,
         **({"amx": True} if amx_used else {}),  # the same build cannot use it where the kernel refuses it
-        "devices": devices(),  # even with no layer on a GPU: llama.cpp may still compute large batches there
+        "devices": others,  # even with no layer on a GPU: llama.cpp may still compute large batches there
         "gpu_layers": gpu_layers,
         "kv_type": options.kv_type,
         "flash_attention": True,
         "swa_full": True,
         "batch": BATCH,
         # Some models choose their rope factors by whether a conversation may exceed the original context.
-        "long_rope": original is not None and ctx > int(original),
+        "long_rope": ctx > int(original),
         # Left out if there are none, so that the fingerprints of most machines never change.
-        # LLAMA_ATTN_ROT_DISABLE: whether quantised KV is rotated.
-        **({"environment": found} if (found := environment("GGML_", "LLAMA_ATTN_")) else {}),
+        **({"environment": found} if (found := environment(*_VARIABLES, *(_OF_OTHERS if others else ()))) else {}),
     }
 
 

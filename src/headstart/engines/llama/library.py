@@ -28,7 +28,7 @@ TESTED = ("0.3.26", "0.3.36")
 """Versions whose own library has passed all tests. The first load with any other library is proved in a process of its own."""
 _FOLDER = "LLAMA_CPP_LIB_PATH"  # llama-cpp-python's own variable
 _NAMES = ("libllama.dylib", "libllama.so") if sys.platform == "darwin" else ("libllama.so", "llama.dll", "libllama.dll")
-_BACKENDS = {"base", "cpu", "blas"}  # of ggml, that are none of a GPU
+_BACKENDS = {"base", "cpu"}  # parts of ggml that compute without another library
 _PARTS = ("libggml", "libllama", "ggml", "llama")
 
 
@@ -52,7 +52,7 @@ class LlamaLibrary:
 
     @property
     def tested(self) -> bool:
-        """Whether all tests passed with it. None were done with a GPU."""
+        """Whether all tests passed with it. None were done with a GPU or a BLAS."""
         backends = {path.name.split(".")[0].removeprefix("libggml-") for path in self.folder.glob("libggml-*")}
         return not self.users and self.binding in TESTED and backends <= _BACKENDS
 
