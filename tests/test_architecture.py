@@ -106,6 +106,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "fleet": {"interfaces", "fleet.router", "traces"},
     "hub": {
+        "engines.gguf",
         "engines.machine",
         "engines.model_file",
         "engines.model_folder",

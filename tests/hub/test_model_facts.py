@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headstart.hub.gguf import ModelFacts
+from headstart.engines.gguf import ModelFacts
 from headstart.hub.model_facts import read_config_facts
 from model_folders import CONFIG
 

@@ -19,7 +19,7 @@ from headstart.paths import is_folder
 from headstart.units import count, show_size
 
 if TYPE_CHECKING:
-    from headstart.hub.gguf import ModelFacts
+    from headstart.engines.gguf import ModelFacts
     from headstart.hub.in_use import FileUser
     from headstart.hub.local_model import LocalModel
     from headstart.hub.remove import PartialModel
@@ -87,8 +87,8 @@ def models(folder: cli_cache.Folder = None, as_json: cli_cache.Json = False) -> 
     loaded, and how many conversations the cache on disk keeps of it.
     """
     from headstart.engines import machine
+    from headstart.engines.gguf import most_tokens
     from headstart.hub.folders import Folders
-    from headstart.hub.gguf import most_tokens
     from headstart.hub.in_use import users
     from headstart.hub.model_facts import facts_of
     from headstart.hub.names import local_models

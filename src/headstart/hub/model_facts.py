@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from headstart.engines import model_folder
+from headstart.engines.gguf import KV_BYTES, ModelFacts, read_facts
 from headstart.errors import ModelError
-from headstart.hub.gguf import KV_BYTES, ModelFacts, read_facts
 from headstart.hub.local_model import LocalModel
 from headstart.hub.variants import SAFETENSORS
 

@@ -45,10 +45,10 @@ def test_without_a_gpu_nothing_is_planned(tiny_model: Path, devices: list[Device
     assert placed(tiny_model).layers == ALL
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen35", "gemma3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen35", "gemma3", "lfm2", "granitehybrid"])
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_kv_is_estimated_from_the_file(architecture: str, kv_type: str, tmp_path: Path) -> None:
-    """At least what the engine measures: some layers of hybrid models have none."""
+    """What the engine measures. Fault: all layers of hybrid models counted, with all heads if each layer has its own number."""
     model = tiny.write(tmp_path / "model.gguf", architecture)
     needs = needs_of(model, model.stat().st_size, kv_type)
     engine = LlamaEngine.load(EngineOptions(str(model), ctx=512, slots=1, threads=1, kv_type=kv_type), block_size=64)  # type: ignore[arg-type]
@@ -56,9 +56,7 @@ def test_kv_is_estimated_from_the_file(architecture: str, kv_type: str, tmp_path
     engine.close()
     assert host is not None
     assert needs.layers == layers
-    assert host.kv <= needs.kv + 12 <= 8 * host.kv + 12, "12 bytes are a cell's"
-    if architecture == "llama":
-        assert needs.kv == host.kv
+    assert 0 <= host.kv - needs.kv <= 12, "12 bytes are a cell's"
 
 
 def test_cards_count_before_what_shares_the_hosts_memory(tiny_model: Path, devices: list[Device]) -> None:

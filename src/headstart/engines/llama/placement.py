@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import platform
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headstart.engines.gguf import KV_BYTES, read_facts
 from headstart.engines.llama import devices as llama_devices
 from headstart.engines.llama.binding import lib
 from headstart.engines.llama.device_plan import ALL, DeviceMemory, DevicePlan, ModelNeeds, alternatives, part, plan
-from headstart.engines.llama.identity import metadata
-from headstart.engines.llama.load import CTX_STEP, open_vocabulary
+from headstart.engines.llama.load import CTX_STEP
 from headstart.engines.options import EngineOptions
 
 _BYTES = {"f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
@@ -42,9 +41,6 @@ def place(path: Path, files: Sequence[Path], options: EngineOptions) -> PlannedL
 
     Args:
         files: of the model, the first of which is `path`.
-
-    Raises:
-        ModelError: the file cannot be read.
     """
     chosen = options.gpu_layers
     weights = sum(file.stat().st_size for file in files)
@@ -59,26 +55,10 @@ def place(path: Path, files: Sequence[Path], options: EngineOptions) -> PlannedL
 
 
 def needs_of(path: Path, weights: int, kv_type: str) -> ModelNeeds:
-    """What the model takes, by the metadata of its file."""
-    model = open_vocabulary(path)
-    try:
-        architecture = metadata(model, "general.architecture")
-
-        def numbers(name: str) -> list[int]:
-            return [int(text) for text in re.findall(r"\d+", metadata(model, f"{architecture}.{name}") or "")]
-
-        def number(name: str, default: int) -> int:
-            return next(iter(numbers(name)), default)
-
-        layers = number("block_count", 1)
-        heads = number("attention.head_count", 1)
-        length = number("embedding_length", 0) // max(1, heads)
-        both = number("attention.key_length", length) + number("attention.value_length", length)
-        kept = numbers("attention.head_count_kv") or [heads]  # one number, or one for each layer
-        cells = (sum(kept) if len(kept) > 1 else layers * kept[0]) * both
-        return ModelNeeds(weights, layers, int(cells * _BYTES[kv_type]), number("context_length", 4096), CTX_STEP)
-    finally:
-        lib.llama_model_free(model)
+    """What the model takes, by the header of its file."""
+    facts = read_facts(path)
+    kv = int(facts.kv / KV_BYTES * _BYTES[kv_type])
+    return ModelNeeds(weights, max(1, facts.layers), kv, facts.ctx or 4096, CTX_STEP)
 
 
 def _device(weights: int, together: Sequence[int]) -> DeviceMemory | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.hub.gguf import ModelFacts, most_tokens, read_facts
+from headstart.engines.gguf import ModelFacts, most_tokens, read_facts
 
 GIB = 1 << 30
 
@@ -53,18 +53,20 @@ def facts(data: bytes, tmp_path: Path) -> ModelFacts:
 
 
 def test_what_the_header_says(tmp_path: Path) -> None:
-    wanted = ModelFacts("qwen3", 40_960, "Q8_0", 28 * 8 * 256 * 2)
+    wanted = ModelFacts("qwen3", 40_960, "Q8_0", 28 * 8 * 256 * 2, 28)
     tokens = {"tokenizer__ggml__tokens": words("a", "b"), "tokenizer__ggml__scores": numbers(1, 2)}
     assert facts(header(**KNOWN, general__file_type=number(7), **tokens), tmp_path) == wanted
     assert facts(header(**KNOWN, **tokens, general__file_type=number(7)), tmp_path) == wanted
     per_layer = KNOWN | {"qwen3__attention__head_count_kv": numbers(8, 0, 0, 4)}
-    assert facts(header(**per_layer), tmp_path) == ModelFacts("qwen3", 40_960, "", 12 * 256 * 2)
+    assert facts(header(**per_layer), tmp_path) == ModelFacts("qwen3", 40_960, "", 12 * 256 * 2, 28)
+    hybrid = KNOWN | {"qwen3__full_attention_interval": number(4)}
+    assert facts(header(**hybrid), tmp_path).kv == 7 * 8 * 256 * 2
     odd = KNOWN | {"qwen3__attention__head_count_kv": words("8", "none")}  # ended `headstart models` with a traceback
-    assert facts(header(**odd), tmp_path) == ModelFacts("qwen3", 40_960, "", 0)
+    assert facts(header(**odd), tmp_path) == ModelFacts("qwen3", 40_960, "", 0, 28)
 
 
 def test_what_real_files_say(tiny_model: Path, demo_model: Path) -> None:
-    assert read_facts(demo_model) == ModelFacts("llama", 8192, "Q4_1", 30 * 3 * 128 * 2)
+    assert read_facts(demo_model) == ModelFacts("llama", 8192, "Q4_1", 30 * 3 * 128 * 2, 30)
     assert read_facts(tiny_model).architecture == "llama"
 
 

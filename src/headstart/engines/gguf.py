@@ -42,13 +42,15 @@ class ModelFacts:
         architecture: llama.cpp's name for it.
         ctx: tokens that the model was trained on.
         quantization: the form of most weights.
-        kv: bytes of one token in memory, with keys and values in f16. It is an upper bound for models with windows or state.
+        kv: bytes of one token in memory, with keys and values in f16. It is an upper bound for some models with state.
+        layers: that repeat.
     """
 
     architecture: str = ""
     ctx: int = 0
     quantization: str = ""
     kv: int = 0
+    layers: int = 0
 
 
 def read_facts(path: Path) -> ModelFacts:
@@ -88,11 +90,13 @@ def _facts(known: Mapping[str, Any]) -> ModelFacts:
     width = (number("attention.key_length") or head) + (number("attention.value_length") or head)
     per_layer = known.get(f"{architecture}.attention.head_count_kv", heads)
     if isinstance(per_layer, list):  # one of each layer
-        per_layer, layers = sum(one for one in per_layer if isinstance(one, int)), 1
-    total = layers * per_layer if isinstance(per_layer, int) else 0
+        total = sum(one for one in per_layer if isinstance(one, int))
+    else:
+        attending = layers // (number("full_attention_interval") or 1)
+        total = attending * per_layer if isinstance(per_layer, int) else 0
     file_type = known.get("general.file_type")
     named = _FILE_TYPES.get(file_type, "") if isinstance(file_type, int) else ""
-    return ModelFacts(architecture, number("context_length"), named, max(0, total * width * KV_BYTES))
+    return ModelFacts(architecture, number("context_length"), named, max(0, total * width * KV_BYTES), layers)
 
 
 def _header(file: BinaryIO) -> dict[str, Any]:
