@@ -41,6 +41,28 @@ def test_a_process_ends_with_its_socket_and_says_how(kind: type[Spawner]) -> Non
 
 
 @pytest.mark.skipif(not FORKS, reason="Linux only")
+def test_a_process_that_hangs_is_killed_without_its_fork_server() -> None:
+    """Fault: with its fork server gone, a model's process could not be killed, and the shutdown waited for it for ever."""
+
+    async def test() -> None:
+        forker = Forker()
+        process, near = await forker.start()
+        assert forker._server is not None
+        os.kill(forker._server.pid, signal.SIGKILL)
+        waiting = asyncio.ensure_future(process.wait())
+        await asyncio.to_thread(forker._server.wait)
+        os.kill(process.pid, signal.SIGSTOP)  # before, the server's end would have woken it
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        process.kill()
+        assert await asyncio.wait_for(waiting, 30) == UNKNOWN
+        near.close()
+        await forker.close()
+
+    run(test)
+
+
+@pytest.mark.skipif(not FORKS, reason="Linux only")
 def test_another_fork_server_takes_the_place_of_one_that_was_killed() -> None:
     async def test() -> None:
         forker = Forker()

@@ -90,9 +90,11 @@ class ForkedProcess:
     def __init__(self, pid: int, ended: asyncio.Future[int]) -> None:
         self.pid = pid
         self._ended = ended
+        self._gone = False
 
     def kill(self) -> None:
-        if not self._ended.done():
+        unknown = not self._ended.done() or self._ended.result() == UNKNOWN
+        if unknown and not self._gone:  # else the number may be another process's
             with suppress(OSError):
                 os.kill(self.pid, 9)
 
@@ -100,6 +102,7 @@ class ForkedProcess:
         code = await asyncio.shield(self._ended)
         while code == UNKNOWN and _is_there(self.pid):
             await asyncio.sleep(GONE)
+        self._gone = True
         return code
 
 
