@@ -116,9 +116,14 @@ def test_no_prompt_is_cut_or_filled_up(folder: Path, tokenizer: HFTokenizer, tmp
         assert trained.tokenize(text) == tokenizer.tokenize(text)
 
 
-def sentencepiece(kind: str) -> HubTokenizer:
-    """A tokenizer that writes spaces as SentencePiece does. `kind` says how it adds a space before a text."""
-    words = ["<unk>", "▁", "a", "b", "▁a", *(f"<0x{byte:02X}>" for byte in range(256))]
+def sentencepiece(kind: str, *more: str) -> HubTokenizer:
+    """A tokenizer that writes spaces as SentencePiece does.
+
+    Args:
+        kind: how it adds a space before a text.
+        more: pieces that it has too.
+    """
+    words = ["<unk>", "▁", "a", "b", "▁a", *(f"<0x{byte:02X}>" for byte in range(256)), *more]
     model = models.BPE({word: n for n, word in enumerate(words)}, [("▁", "a")], byte_fallback=True, unk_token="<unk>")
     made = HubTokenizer(model)
     if kind == "prepend":
@@ -153,6 +158,20 @@ def test_an_older_form_of_sentencepiece_is_read(tmp_path: Path) -> None:
         (tmp_path / "tokenizer.json").write_text(json.dumps(form))
         reference = sentencepiece(like).encode("<s>ab", add_special_tokens=False).ids[1:]
         assert HFTokenizer(tmp_path).tokenize("ab") == reference
+
+
+def test_added_tokens_have_the_bytes_that_the_library_decodes(tmp_path: Path) -> None:
+    """Fault: runs of spaces are added tokens of Gemma, and what it indented reached the client as `▁▁▁▁`."""
+    added = ("▁▁", "▁▁▁▁", "\n\n", "<table>", "a▁b")
+    made = sentencepiece("never", *added)
+    made.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
+    made.add_special_tokens([AddedToken("<｜tool▁calls▁begin｜>", special=True)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = HFTokenizer(tmp_path)
+    (marker,) = (control for control in tokenizer.controls if "tool" in control.text)
+    assert tokenizer.token_bytes(marker.id).decode() == marker.text == "<｜tool▁calls▁begin｜>"
+    for token in map(made.token_to_id, ("▁", "▁a", "<0x0A>", *added)):
+        assert tokenizer.token_bytes(token).decode() == made.decode([token])
 
 
 def test_a_grammar_goes_on_with_a_text_where_a_space_is_added(tmp_path: Path) -> None:

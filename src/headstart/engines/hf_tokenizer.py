@@ -94,10 +94,12 @@ class HFTokenizer:
     def _all_bytes(self, form: dict[str, Any]) -> list[bytes]:
         names: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         added = {token["id"] for token in form.get("added_tokens", ())}
+        controls = {control.id for control in self.controls}
         level = _has(form.get("decoder"), "ByteLevel") or _has(form.get("pre_tokenizer"), "ByteLevel")
         found = [b""] * (max(names.values(), default=-1) + 1)
         for name, token in names.items():
-            if token in added:
+            # Other added tokens have the text that the decoder makes of them: Gemma's runs of spaces are added ones.
+            if token in controls or (level and token in added):
                 found[token] = name.encode()
             elif level:
                 found[token] = bytes(_BYTE_OF[letter] for letter in name if letter in _BYTE_OF)
