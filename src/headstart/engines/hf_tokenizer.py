@@ -17,6 +17,7 @@ from headstart.interfaces.tokenizer import Control
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>\Z")
 _SPACE = "▁"  # how SentencePiece writes a space
+_NEVER = -1e6  # score of a piece that every other way to write its text beats
 _MARKER = re.compile(r"<\|.*\|>|<｜.*｜>|\[\|.*\|\]|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]")
 """Names that only control tokens have. Texts of replies have others: `<think>`, `<tool_call>`."""
 _TURN = re.compile(
@@ -33,7 +34,7 @@ class HFTokenizer:
         folder: of the model.
 
     Raises:
-        ModelError: a file is missing or broken.
+        ModelError: a file is missing or broken, or a message could forge a control token.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,20 +54,27 @@ class HFTokenizer:
         self.eog = _ends(folder, next((token["id"] for token in added if token["content"] == eos), None))
         for token in added:  # before the library reads it: it finds all other added tokens in any text
             token["special"] = token.get("special") or self._is_control(token)
-        try:
-            self._tokenizer = Tokenizer.from_str(json.dumps(form))
-        except Exception as error:  # the library has no exception of its own
-            raise ModelError(f"'{path}' cannot be used ({error}).") from None
-        # Training may have left these in the file. A prompt is neither cut nor filled up.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        # Texts of control tokens in a message stay text.
-        self._tokenizer.encode_special_tokens = True
         self.controls: tuple[Control, ...] = tuple(
             Control(token["content"], token["id"], bool(token.get("lstrip")), bool(token.get("rstrip")))
             for token in added
             if token["special"]
         )
+        try:
+            _bar(form.get("model"), {control.text for control in self.controls})
+            self._tokenizer = Tokenizer.from_str(json.dumps(form))
+            # Training may have left these in the file. A prompt is neither cut nor filled up.
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            # Texts of control tokens in a message stay text.
+            self._tokenizer.encode_special_tokens = True
+            forged = self._forged(form["model"])
+        except Exception as error:  # the library has no exception of its own
+            raise ModelError(f"'{path}' cannot be used ({error}).") from None
+        if forged is not None:
+            raise ModelError(
+                f"'{path}' cannot be used: it makes the control token {forged!r} of plain text, so a message could forge a "
+                "turn. Choose another model."
+            )
         by_text = {control.text: control for control in self.controls}
         bos = by_text.get(self.names.get("bos_token", ""))
         self.bos = bos if bos is not None and _adds_bos(form, options, bos) else None
@@ -91,6 +99,16 @@ class HFTokenizer:
         turn = text in (self.chat_template or "") and _TURN.fullmatch(text) is not None
         return named or turn or _MARKER.fullmatch(text) is not None
 
+    def _forged(self, model: dict[str, Any]) -> str | None:
+        """The first control token that its plain text becomes. The one for unknown characters does no harm."""
+        unknown = {model.get("unk_token"), model.get("unk_id")}
+        for control in self.controls:
+            # Some tokenizers add a space before a text, but none behind a line break.
+            found = any(control.id in self.tokenize(before + control.text) for before in ("", "\n"))
+            if found and unknown.isdisjoint((control.text, control.id)):
+                return control.text
+        return None
+
     def _all_bytes(self, form: dict[str, Any]) -> list[bytes]:
         names: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         added = {token["id"] for token in form.get("added_tokens", ())}
@@ -108,6 +126,14 @@ class HFTokenizer:
             else:
                 found[token] = name.replace(_SPACE, " ").encode()
         return found
+
+
+def _bar(model: Any, controls: set[str]) -> None:
+    """Keeps control tokens out of the plain texts of a Unigram model. They are pieces of it, with the best score of all."""
+    if isinstance(model, dict) and model.get("type") == "Unigram":
+        for piece in model["vocab"]:
+            if piece[0] in controls:
+                piece[1] = _NEVER
 
 
 def _add_no_first_space(part: Any) -> None:
