@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from headstart.engines.mlx.layers import STEP, Form, Plane, Ring, kv_leaves, vie
 from headstart.engines.mlx.padded import PaddedKV, worthwhile
 from headstart.engines.options import EngineOptions
 from headstart.engines.proof import ordinary_tokens
+from headstart.engines.proven import STILL
 from headstart.errors import ConfigError, EngineError, ModelError
 from headstart.interfaces.engine import KVSegment, Logits, Span, Step
 from headstart.interfaces.tokens import Bytes
@@ -99,6 +102,35 @@ def test_exactness_is_proved_at_load(kind: str, folders: Path) -> None:
     assert engine.traits.exact, engine.traits.notes
     assert engine.traits.chunking or kind in BLOCK_SIZES
     engine.close()
+
+
+def test_exact_mode_needs_a_context_in_which_positions_do_not_depend_on_calls(tmp_path: Path) -> None:
+    """Fault: with `dynamic` scaling KV behind the trained length depends on where a call ends. The proof ends before."""
+    trained, end, block = 2048, 2048 + STEP, 64
+    sizes = {"max_position_embeddings": trained, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    tiny_hf.write(tmp_path / "model", "llama", **sizes)
+    options = EngineOptions(str(tmp_path / "model"), ctx=trained, slots=2, state_dir=tmp_path)
+    short = MlxEngine.load(options)
+    assert short.traits.exact, short.traits.notes
+    short.close()
+    engine = MlxEngine.load(replace(options, ctx=end))
+    assert not engine.traits.exact
+    assert not engine.traits.decode_is_prefill
+    assert f"exact mode needs a context of at most {trained} tokens" in engine.traits.notes[-1]
+    tokens = ordinary_tokens(engine.tokenizer, end)
+    kv = np.empty((2, 3, block * engine.shape.kv_bytes_per_token), np.uint8)
+    starts = [trained - 2 * block, trained - block, trained]
+    for slot, last in enumerate((end, trained)):  # the second slot passes the trained length within a call
+        for start, stop in pairwise([*range(0, last, block), end]):
+            engine.prefill(slot, tokens[start:stop], logits=False)
+        engine.export_kv(slot, [Span(at, at + block, out) for at, out in zip(starts, kv[slot], strict=True)])
+    assert [np.array_equal(*kv[:, number]) for number in range(3)] == [True, False, False]
+    assert engine.fingerprint != short.fingerprint, "a block before the trained length has other bits too"
+    engine.close()
+    again = MlxEngine.load(replace(options, ctx=end))
+    assert STILL in again.traits.notes
+    assert not again.traits.exact
+    again.close()
 
 
 def ring_in_another_order(patch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,7 @@ class _Probed:
         alone: why slots cannot be decoded in batches; "" if they can.
         ragged: why batches cannot be padded; "" if they can.
         late: why no step can be built ahead; "" if it can.
+        steady: most tokens of a slot whose KV does not depend on where calls end; None if it never does.
     """
 
     form: Form | None
@@ -89,6 +90,7 @@ class _Probed:
     alone: str
     ragged: str
     late: str
+    steady: int | None
 
     @classmethod
     def of(cls, model: Any, folder: Path) -> _Probed:
@@ -108,9 +110,10 @@ class _Probed:
         except Exception as error:  # mlx raises many kinds
             raise ModelError(f"mlx cannot compute with '{folder}' ({error}); choose another model.") from error
         batch.open_attention()
+        steady = mlx_load.steady_ctx(model)
         if form is None:
-            return cls(form, unmovable, batch.trial(model, fresh), unmovable, unmovable)
-        return cls(form, "", batch.trial(model, fresh), padded.trial(model, fresh, form), ahead.trial(model, fresh))
+            return cls(form, unmovable, batch.trial(model, fresh), unmovable, unmovable, steady)
+        return cls(form, "", batch.trial(model, fresh), padded.trial(model, fresh, form), ahead.trial(model, fresh), steady)
 
 
 class MlxEngine(Engine):
@@ -152,9 +155,16 @@ class MlxEngine(Engine):
             self._notes += (f"no step is built while the last one is computed: {probed.late}",)
         if form is None:
             self._notes += (f"nothing can be moved, so only live slots are reused: {probed.unmovable}",)
+        canonical = form is not None
+        if probed.steady is not None and ctx > probed.steady:
+            canonical = False
+            self._notes += (
+                f"behind {probed.steady} tokens, KV depends on where a call ends (`dynamic` in the model's `rope_scaling`): "
+                f"exact mode needs a context of at most {probed.steady // STEP * STEP} tokens",
+            )
         self.traits = Traits(
             BLOCK_SIZE,
-            canonical=form is not None,
+            canonical=canonical,
             sliceable=sliceable,
             movable=form is not None,
             random_access=True,
@@ -224,13 +234,22 @@ class MlxEngine(Engine):
                 )
                 if traits.canonical:
                     engine.proofs = (EngineProof(proven.identity.hex(), traits, engine.shape.slots),)
-                engine.traits = replace(traits, notes=(*traits.notes, *engine._notes))
+                engine.traits = replace(
+                    traits,
+                    # The proof ends before the tokens whose bits depend on where a call ends.
+                    canonical=traits.canonical and engine.traits.canonical,
+                    decode_is_prefill=traits.decode_is_prefill and engine.traits.canonical,
+                    notes=(*traits.notes, *engine._notes),
+                )
             except EngineError as error:
                 raise ModelError(f"mlx cannot compute with '{folder}' ({error}); choose another model.") from error
         engine._pads = not probed.alone and not probed.ragged and not engine.traits.decode_is_prefill
         seconds = time.perf_counter() - began
-        engine.fingerprint = mlx_load.digest_of({**identity, "block_size": engine.traits.block_size})
-        engine.identity = {name: str(value) for name, value in {**identity, "block_size": engine.traits.block_size}.items()}
+        identity["block_size"] = engine.traits.block_size
+        if probed.steady is not None and engine.shape.ctx > probed.steady:  # else the same blocks have other bits
+            identity["long_rope"] = True
+        engine.fingerprint = mlx_load.digest_of(identity)
+        engine.identity = {name: str(value) for name, value in identity.items()}
         engine.facts = mlx_load.facts(
             model,
             config,

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 from blake3 import blake3
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.utils import get_total_parameters, load_model
 
 from headstart.engines import model_folder, proof
@@ -91,6 +92,14 @@ def open_model(folder: Path) -> Any:
 def empty_caches(model: Any) -> list[Any]:
     caches: list[Any] = make_prompt_cache(model)
     return caches
+
+
+def steady_ctx(model: Any) -> int | None:
+    """Most tokens for which the positions of a model do not depend on where a call ends. None if they never do.
+
+    Behind the length it was trained on, `dynamic` scaling turns all keys of a call by an angle that depends on its end.
+    """
+    return min((one.max_position_embeddings for one in model.modules() if isinstance(one, DynamicNTKScalingRoPE)), default=None)
 
 
 def weight_bytes(model: Any) -> int:
