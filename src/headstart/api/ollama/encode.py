@@ -79,22 +79,25 @@ class OllamaEncoder(Encoder):
 
     def more(self, builder: ReplyBuilder, deltas: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
         lines: list[dict[str, Any]] = []
-        for kind, alike in groupby(deltas, key=type):
-            texts = [delta.text for delta in alike if isinstance(delta, TextDelta | ReasoningDelta)]
+        started = len(builder.calls) - sum(isinstance(delta, ToolCallStart) for delta in deltas)
+        for kind, group in groupby(deltas, key=type):
+            alike = list(group)
+            text = "".join(delta.text for delta in alike if isinstance(delta, TextDelta | ReasoningDelta))
             if kind is TextDelta:
-                lines += self._calls(builder, complete=True)
-                lines.append(self.said("".join(texts)))
+                lines += self._calls(builder, started)
+                lines.append(self.said(text))
             elif kind is ReasoningDelta:
-                lines.append(self.said(thinking="".join(texts)))
+                lines.append(self.said(thinking=text))
             elif kind is ToolCallStart:
-                lines += self._calls(builder)
+                started += len(alike)
+                lines += self._calls(builder, started - 1)  # the arguments of the last one follow
         if logprobs and self._scored:
             lines = lines or [self.said()]
             lines[-1] = {**lines[-1], "logprobs": token_scores(logprobs)}
         return b"".join(self.framing.frame(self._line(fields)) for fields in lines)
 
     def finish(self, builder: ReplyBuilder, summary: Summary) -> bytes:
-        calls = [self._line(fields) for fields in self._calls(builder, complete=True)]
+        calls = [self._line(fields) for fields in self._calls(builder, len(builder.calls))]
         last = {**self._line(self.said(), done=True), **self._end(builder, summary)}
         return b"".join(map(self.framing.frame, (*calls, last)))
 
@@ -115,9 +118,8 @@ class OllamaEncoder(Encoder):
         reason = "length" if builder.finish == "length" else "stop"
         return {"done_reason": reason, **costs(summary), **self.account(summary)}
 
-    def _calls(self, builder: ReplyBuilder, *, complete: bool = False) -> list[dict[str, Any]]:
-        """Lines with the calls that are complete and not sent. `complete`: whether the last one is."""
-        until = len(builder.calls) - (0 if complete else 1)
+    def _calls(self, builder: ReplyBuilder, until: int) -> list[dict[str, Any]]:
+        """Lines with the first `until` calls, which are complete, without those that were sent."""
         ready = range(self._sent, max(self._sent, until))
         self._sent = ready.stop
         return [self.said(calls=[call]) for call in self._written(builder, ready)]
