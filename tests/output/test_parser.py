@@ -29,7 +29,10 @@ TOOL = {
                 "exact": {"type": "boolean"},
                 "where": {"type": "object"},
                 "note": {"type": ["string", "null"]},
+                "code": {"$ref": "#/$defs/code"},
+                "zip": {"anyOf": [{"$ref": "#/$defs/code"}, {"type": "null"}]},
             },
+            "$defs": {"code": {"type": "string"}},
         },
     },
 }
@@ -203,7 +206,7 @@ BARE_KEYS = [
         [("weather", '{"city": "Rome", "days": 3, "exact": true, "x": "as is", "where": {"a": 1}, "y": [1]}')],
     ),
     ('<|tool_call>call:other{q":1,é:2}<tool_call|>', "", [("other", r'{"q\"": 1, "é": 2}')]),
-    ("<|tool_call>call:weather{city:3,days:4}<tool_call|>", "", [("weather", '{"city": "3", "days": 4}')]),
+    ("<|tool_call>call:weather{city:3,days:4,code:5}<tool_call|>", "", [("weather", '{"city": "3", "days": 4, "code": "5"}')]),
 ]
 CASES += [("gemma4", *case) for case in BARE_KEYS]
 IDS = [f"{number}-{case[0]}" for number, case in enumerate(CASES)]
@@ -602,6 +605,8 @@ def test_types_come_from_the_schema() -> None:
     assert one("where", '{"a": 1e999}') == '{"a": 1e999}'
     assert one("note", "null") is None
     assert one("note", "1") == "1"
+    assert one("code", "12") == one("zip", "12") == "12"
+    assert one("zip", "null") is None
     assert one("unknown", "1") == 1
     assert one("unknown", '"quoted"') == '"quoted"'
 

@@ -4,54 +4,28 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from headstart.output.json_values import countable, json_value, paired
+from headstart.output.schemas import properties_of, type_of, types_of
 
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 
 
-def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The schema of each function's parameters, by its name; OpenAI's form of tools."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for tool in tools:
-        function = tool.get("function")
-        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-            parameters = function.get("parameters")
-            found[function["name"]] = parameters if isinstance(parameters, Mapping) else {}
-    return found
-
-
-def types_of(schema: Any) -> frozenset[str]:
-    """The JSON types that a schema names, also as alternatives or by its constants; none if it does not say."""
-    if not isinstance(schema, Mapping):
-        return frozenset()
-    kinds = schema.get("type")
-    if isinstance(kinds, str):
-        return frozenset({kinds})
-    if isinstance(kinds, list | tuple):
-        return frozenset(map(str, kinds))
-    constants = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(constants, list | tuple):
-        return frozenset(map(_type, constants))
-    options = schema.get("anyOf") or schema.get("oneOf")
-    return frozenset().union(*map(types_of, options)) if isinstance(options, list | tuple) else frozenset()
-
-
-def cast(text: str, schema: Any) -> Any:
+def cast(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     """Converts a parameter's text to a type that its schema allows. Returns the text itself if it is no such value.
 
     If the schema allows strings, the value is a string, except for `null` if the schema allows that too.
     """
-    types = types_of(schema)
+    types = types_of(schema, root)
     word = text.strip()
     if "string" in types:
         return None if word == "null" and "null" in types else text
     if word in _WORDS:
         value = _WORDS[word]
-        return value if not types or _type(value) in types else text
+        return value if not types or type_of(value) in types else text
     try:
         value = json_value(word)
     except ValueError:
@@ -84,8 +58,7 @@ def _call(node: ast.expr, schemas: Mapping[str, Mapping[str, Any]]) -> tuple[str
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
         raise ValueError("not a call")
     name = ast.unparse(node.func)
-    properties = schemas.get(name, {}).get("properties")
-    names = list(properties) if isinstance(properties, Mapping) else []
+    names = list(properties_of(schemas.get(name, {})))
     if len(node.args) > len(names):
         raise ValueError("an argument without a name")
     given = {key: _literal(value) for key, value in zip(names, node.args, strict=False)}
@@ -115,10 +88,3 @@ def _literal(node: ast.expr) -> Any:
 def _key(node: ast.expr | None) -> str:
     key = _literal(node) if node is not None else None
     return key if isinstance(key, str) else json.dumps(key)
-
-
-def _type(value: Any) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    names = {str: "string", int: "integer", float: "number", list: "array", dict: "object"}
-    return "null" if value is None else names.get(type(value), "object")

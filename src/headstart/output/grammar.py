@@ -27,8 +27,8 @@ from typing import Any, Literal
 from headstart.errors import InvalidRequest
 from headstart.interfaces.sampling import Grammar
 from headstart.longest_match import longest_of
-from headstart.output.coerce import types_of
 from headstart.output.formats import Family, ToolCallFormat
+from headstart.output.schemas import constants_in, named, properties_of, types_of
 
 __all__ = ["Grammar", "grammar_for"]
 
@@ -245,7 +245,7 @@ def _xml(rules: _Rules, calls: ToolCallFormat, number: int, function: Mapping[st
     parts = []
     blank, end = rules.text(calls.blank), rules.text(calls.blank + calls.value_end)
     for at, (key, schema) in enumerate(properties.items()):
-        if types_of(schema) != {"string"}:
+        if types_of(schema, root) != {"string"}:
             value = f"{blank} {_json(schema, root, strict=bool(function.get('strict')))} {end}"
         elif isinstance(constants := [schema["const"]] if "const" in schema else schema.get("enum"), list | tuple):
             value = f"{blank} ({' | '.join(map(_quoted, constants))}) {end}"
@@ -270,7 +270,7 @@ def _python(rules: _Rules, number: int, function: Mapping[str, Any], before: str
     elif before == "[":
         parts = []
         for key, schema in properties.items():
-            boolean = types_of(schema) == {"boolean"}
+            boolean = types_of(schema, root) == {"boolean"}
             value = '("True" | "False")' if boolean else _json(schema, root, strict=strict)
             parts.append((f"{_quoted(key + '=')} {value}", key in required))
         rules.add(name, rules.members(name, parts, ", "))
@@ -302,12 +302,11 @@ class _KeyedCall:
             return self._any()
         if isinstance(reference := schema.get("$ref"), str):
             return self._defined(reference)
-        constants = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(constants, list | tuple) and constants:
+        if constants := constants_in(schema):
             return f"({' | '.join(map(self._constant, constants))})"
         options = schema.get("anyOf") or schema.get("oneOf")
         if not isinstance(options, list | tuple) or not options:
-            kinds = sorted(types_of(schema))
+            kinds = sorted(types_of(schema, self._root))
             if len(kinds) == 1:
                 return self._typed(kinds[0], schema)
             options = [{**schema, "type": kind} for kind in kinds]
@@ -324,10 +323,8 @@ class _KeyedCall:
         return _json(schema, {}, strict=self._strict)
 
     def _defined(self, reference: str) -> str:
-        schema: Any = self._root
-        for step in reference.split("/")[1:]:
-            schema = schema.get(step) if isinstance(schema, Mapping) else None
-        if not reference.startswith("#/") or not isinstance(schema, Mapping):
+        schema = named(reference, self._root)
+        if not isinstance(schema, Mapping):
             return self._any()
         if reference not in self._found:
             name = self._found[reference] = self._new()
@@ -386,12 +383,9 @@ def _parameters(function: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[st
     """The schema of a function's parameters, its properties, and which of them are required."""
     root = function.get("parameters")
     root = root if isinstance(root, Mapping) else {}
-    properties, required = root.get("properties"), root.get("required")
-    return (
-        root,
-        dict(properties) if isinstance(properties, Mapping) else {},
-        frozenset(name for name in required if isinstance(name, str)) if isinstance(required, list | tuple) else frozenset(),
-    )
+    required = root.get("required")
+    names = [name for name in required if isinstance(name, str)] if isinstance(required, list | tuple) else []
+    return root, dict(properties_of(root)), frozenset(names)
 
 
 # ── values ───────────────────────────────────────────────────────────────────────────────────────────────────────────

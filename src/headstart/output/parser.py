@@ -14,10 +14,10 @@ from typing import Any
 
 from headstart.interfaces.conversation import Message
 from headstart.output.canonical_json import canonical_arguments
-from headstart.output.coerce import schemas_of
 from headstart.output.formats import Family, ReasoningFormat
 from headstart.output.json_values import ControlEscaper
 from headstart.output.scanner import Incremental, Scanner, TextSink
+from headstart.output.schemas import schemas_of
 from headstart.output.tool_calls import SHORT, CallReader
 
 _MESSAGE = "<|message|>"

@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.output.coerce import calls_in, cast, types_of
+from headstart.output.coerce import calls_in, cast
 from headstart.output.formats import ToolCallFormat
 from headstart.output.json_values import paired
 from headstart.output.scanner import Incremental, Scanner, TextSink
+from headstart.output.schemas import properties_of, types_of
 
 _NAMES = ("name", "function", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
@@ -246,8 +247,7 @@ class CallReader:
             return False
         yield from scan.take(self._calls.name_end)
         self._call(name)
-        properties = self._schemas.get(name, {}).get("properties")
-        properties = properties if isinstance(properties, Mapping) else {}
+        root = self._schemas.get(name, {})
         key_end, *behind = self._calls.key_end.split()
         lead = "{"
         while True:
@@ -266,14 +266,14 @@ class CallReader:
             key, parts = found[0].strip(), list[str]()
             whole = bool((yield from scan.until((self._calls.value_end,), parts.append)))
             text = "".join(parts).removeprefix(self._calls.blank)
-            schema = properties.get(key)
+            schema = properties_of(root).get(key)
             self._argue(f"{lead}{_json(key)}: ")
             if not whole:
                 scan.drop()
                 text = text.removesuffix(self._calls.blank)
-                self._argue(_json(text)[:-1] if "string" in types_of(schema) or not schema else text)
+                self._argue(_json(text)[:-1] if "string" in types_of(schema, root) or not schema else text)
                 return True
-            self._argue(_json(cast(text.removesuffix(self._calls.blank), schema)))
+            self._argue(_json(cast(text.removesuffix(self._calls.blank), schema, root)))
             lead = ", "
         if not (yield from scan.take(self._calls.close)):
             if scan.over:  # it breaks off, perhaps within a marker
@@ -293,13 +293,12 @@ class CallReader:
         if not _XML_NAME.fullmatch(name):
             return False
         self._call(name)
-        properties = self._schemas.get(name, {}).get("properties")
-        if not (yield from self._members(properties if isinstance(properties, Mapping) else {})):
+        if not (yield from self._members(self._schemas.get(name, {}))):
             self._back()
         return True
 
-    def _members(self, properties: Mapping[str, Any]) -> Incremental[bool]:
-        """An object with bare keys, as JSON; False if it breaks off. `properties`: the schemas of its members."""
+    def _members(self, root: Mapping[str, Any]) -> Incremental[bool]:
+        """An object with bare keys, as JSON; False if it breaks off. `root`: its schema."""
         scan, quote = self._scan, self._calls.quote
         closing: list[str] = []  # the brackets that are open: no recursion, for a model may open any number
         lead, schema = "", None
@@ -321,7 +320,7 @@ class CallReader:
                 if found is None or not (yield from scan.take(":")):
                     return False
                 key = _bare(found[0].strip(), quote, '"')
-                schema = properties.get(key) if len(closing) == 1 else None
+                schema = properties_of(root).get(key) if len(closing) == 1 else None
                 lead += f"{_json(key)}: "
                 scan.keep()
                 yield from scan.blanks()
@@ -332,13 +331,13 @@ class CallReader:
                 self._argue(char)
                 closing.append("}" if char == "{" else "]")
                 lead, schema = "", None
-            elif not (yield from self._bare_value(schema)):
+            elif not (yield from self._bare_value(string=types_of(schema, root) == {"string"})):
                 return False
             else:
                 lead = ", "
 
-    def _bare_value(self, schema: Any) -> Incremental[bool]:
-        """A string, number or word, as JSON; False if it breaks off."""
+    def _bare_value(self, *, string: bool) -> Incremental[bool]:
+        """A string, number or word, as JSON; False if it breaks off. `string`: whether only a string is allowed."""
         scan, quote = self._scan, self._calls.quote
         whole = True
         if (yield from scan.take(quote)):
@@ -353,10 +352,10 @@ class CallReader:
             found = yield from scan.within(SHORT, ",", "}", "]")
             if found is None:
                 return False
-            # Without quotes it is a string only where nothing else is allowed, by a model's mistake.
-            word, string = found[0].strip(), types_of(schema) == {"string"}
+            word = found[0].strip()
             number = not string and _NUMBER.fullmatch(word)
-            self._argue(word if number else _json(cast(word, schema if string else None)))
+            # Without quotes it is a string only where nothing else is allowed, by a model's mistake.
+            self._argue(word if number else _json(word if string else cast(word, None, {})))
         if not whole:
             scan.drop()  # perhaps the beginning of a quote
         return whole
