@@ -14,8 +14,11 @@ import jsonschema_rs
 import llama_cpp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
+from effort import examples
 from headstart.engines.llama.load import open_model
 from headstart.engines.llama.vocab import LlamaTokenizer
 from headstart.errors import InvalidRequest
@@ -167,6 +170,8 @@ WRITTEN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """Of the others: calls that are taken, and some that are not."""
 
+XML = [name for name in WRITTEN if (calls := BY_NAME[name].calls) and calls.syntax == "xml"]
+
 
 def test_every_family_is_here() -> None:
     assert set(FORCED) | set(WRITTEN) == set(BY_NAME)
@@ -198,6 +203,52 @@ def test_calls_in_other_notations(tokens: LLTokenizer, name: str) -> None:
     grammar = grammar_for(BY_NAME[name], tools(), "required")
     assert [takes(tokens, grammar, text) for text in good] == [True] * len(good)
     assert [takes(tokens, grammar, text) for text in bad] == [False] * len(bad)
+
+
+DEFINED = {
+    "unit": {"type": "string", "enum": ["C", "12", 'a "b"\n']},
+    "name": {"$ref": "#/$defs/text"},
+    "text": {"type": "string"},
+}
+UNIT = {"$ref": "#/$defs/unit"}
+TEXTS = st.text("ab1.\"'{}[]<>\\ \né", max_size=6)
+PLAIN: list[tuple[dict[str, Any], st.SearchStrategy[Any]]] = [
+    ({}, TEXTS.map(lambda text: f"a{text}")),
+    ({"description": "any"}, st.sampled_from([12, None, True, {"a": ["b"]}])),
+    ({"type": "string"}, TEXTS),
+    ({"type": ["string", "null"]}, TEXTS | st.none()),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, TEXTS | st.none()),
+    ({"type": ["string", "integer"]}, TEXTS),
+    ({"$ref": "#/$defs/name"}, TEXTS),
+    ({"allOf": [{"$ref": "#/$defs/name"}], "description": "who"}, TEXTS),
+    (UNIT, st.sampled_from(DEFINED["unit"]["enum"])),
+    ({"anyOf": [UNIT, {"type": "null"}]}, st.sampled_from([*DEFINED["unit"]["enum"], None])),
+    ({"anyOf": [{"const": "auto"}, {"type": "integer"}]}, st.sampled_from(["auto", 12])),
+    ({"type": ["string", "null"], "enum": ["a", None]}, st.sampled_from(["a", None])),
+    ({"enum": ["1", 2, "null", True, {"a": "b"}, 'say "a"']}, st.sampled_from(["1", 2, "null", True, {"a": "b"}, 'say "a"'])),
+    ({"type": ["boolean", "null"]}, st.sampled_from([True, False, None])),
+    ({"type": "array", "items": UNIT}, st.lists(st.sampled_from(DEFINED["unit"]["enum"]), max_size=2)),
+]
+"""Schemas, and values that they allow."""
+
+
+@pytest.mark.parametrize("name", XML)
+@examples(200)
+@given(st.data(), st.sampled_from(PLAIN), st.booleans())
+def test_values_in_plain_text_are_read_as_they_were(
+    tokens: LLTokenizer, name: str, data: st.DataObject, typed: tuple[dict[str, Any], st.SearchStrategy[Any]], strict: bool
+) -> None:
+    """A string stands without quotes wherever one is allowed, in the grammar as for the parser."""
+    schema, values = typed
+    value = data.draw(values)
+    function = tool("weather", strict, city=schema)
+    function["function"]["parameters"]["$defs"] = DEFINED
+    plain = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    reply = WRITTEN[name][0][0].replace("Paris", plain).replace("Rome", plain)
+    assert takes(tokens, grammar_for(BY_NAME[name], [function], "required"), reply)
+    parser = Parser(BY_NAME[name], tools=[function])
+    calls = message_of(parser.feed(reply) + parser.end())["tool_calls"]
+    assert all(json.loads(call["function"]["arguments"]) == {"city": value} for call in calls)
 
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -575,7 +626,7 @@ def value_of(text: str) -> Any:
 
 
 def some_schema(dice: random.Random, depth: int = 0) -> dict[str, Any]:
-    kinds = ["integer", "number", "boolean", "string", "enum", "null", "const"]
+    kinds = ["integer", "number", "boolean", "string", "enum", "null", "const", "several", "defined"]
     match dice.choice(kinds if depth > 2 else [*kinds, "array", "object", "object", "union"]):
         case "integer":
             low = dice.randint(-50, 50)
@@ -592,6 +643,10 @@ def some_schema(dice: random.Random, depth: int = 0) -> dict[str, Any]:
             return {"enum": dice.sample(["a", "é\n", '"', 1, -2.5, None, True, [1], {"k": "v"}], 3)}
         case "const":
             return {"const": dice.choice(["x\\y", 0, False, None])}
+        case "several":
+            return {"type": dice.choice([["integer", "null"], ["boolean", "null"]])}
+        case "defined":
+            return dice.choice([UNIT, {"allOf": [UNIT]}, {"anyOf": [UNIT, {"type": "integer"}]}])
         case "array":
             return {"type": "array", "items": some_schema(dice, depth + 1), "minItems": dice.randint(0, 1), "maxItems": 2}
         case "union":
@@ -606,7 +661,8 @@ def some_object(dice: random.Random, depth: int = 0) -> dict[str, Any]:
     names = dice.sample(["path", "Zahl", "a b", "é", 'q"', "n1", "_"], dice.randint(0, 4))
     properties = {name: some_schema(dice, depth) for name in names}
     required = [name for name in names if dice.random() < 0.7]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return schema if depth else {**schema, "$defs": {"unit": DEFINED["unit"]}}
 
 
 @pytest.mark.parametrize("count", [25, pytest.param(1000, marks=pytest.mark.slow)])
@@ -633,19 +689,25 @@ def test_random_schemas(tokens: LLTokenizer, count: int) -> None:
 
 
 def without_limits(schema: Any) -> Any:
-    """A schema whose strings are any."""
+    """A schema whose strings are any, and whose numbers are small: one beyond all floats is read as text."""
     if isinstance(schema, list):
         return [*map(without_limits, schema)]
     if not isinstance(schema, dict):
         return schema
-    return {"type": "string"} if schema.get("type") == "string" else {key: without_limits(one) for key, one in schema.items()}
+    match schema.get("type"):
+        case "string" if "enum" not in schema:
+            return {"type": "string"}
+        case "number":
+            return {"type": "number", "minimum": -9, "maximum": 9}
+    return {key: without_limits(one) for key, one in schema.items()}
 
 
+@pytest.mark.parametrize("name", ["gemma4", *XML])
 @pytest.mark.parametrize("count", [25, pytest.param(200, marks=pytest.mark.slow)])
-def test_random_schemas_of_bare_keys(tokens: LLTokenizer, count: int) -> None:
+def test_random_schemas_in_other_notations(tokens: LLTokenizer, name: str, count: int) -> None:
     dice = random.Random(count)
     whole = 0
-    family = Family("bare-keys", BY_NAME["gemma4"].calls)
+    family = Family("other", BY_NAME[name].calls)
     for number in range(count):
         schema = without_limits(some_object(dice))
         tool = {"type": "function", "function": {"name": f"f{number}", "parameters": schema, "strict": True}}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headstart.output.schemas import types_of
+from headstart.output.schemas import any_string, types_of
 
 ROOT = {
     "$defs": {
@@ -50,3 +50,18 @@ def test_many_references_to_each_other_are_followed_once() -> None:
     links = [{"$ref": f"#/$defs/{number}"} for number in range(300)]
     root = {"$defs": {str(number): {"anyOf": links} for number in range(300)}}
     assert types_of(links[0], root) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("schema", "any_one"),
+    [
+        ({"type": ["string", "null"]}, True),
+        ({"anyOf": [UNIT, {"type": "string"}]}, True),
+        ({"anyOf": [UNIT, {"type": "integer"}]}, False),
+        ({"type": ["string", "null"], "enum": ["C"]}, False),
+        ({"const": "C"}, False),
+        ({}, False),
+    ],
+)
+def test_strings_that_are_not_listed(schema: Any, any_one: bool) -> None:
+    assert any_string(schema, ROOT) is any_one

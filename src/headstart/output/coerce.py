@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headstart.output.json_values import countable, json_value, paired
-from headstart.output.schemas import properties_of, type_of, types_of
+from headstart.output.schemas import alternatives, any_string, constants_in, properties_of, type_of, types_of
 
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
@@ -17,12 +17,17 @@ _UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 def cast(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     """Converts a parameter's text to a type that its schema allows. Returns the text itself if it is no such value.
 
-    If the schema allows strings, the value is a string, except for `null` if the schema allows that too.
+    If the schema allows any string, the value is a string, except for `null` if the schema allows that too.
+
+    Args:
+        root: the schema that has the definitions.
     """
     types = types_of(schema, root)
     word = text.strip()
-    if "string" in types:
+    if any_string(schema, root) or types == {"string"}:
         return None if word == "null" and "null" in types else text
+    if any(text in constants_in(each) for each in alternatives(schema, root)):
+        return text
     if word in _WORDS:
         value = _WORDS[word]
         return value if not types or type_of(value) in types else text

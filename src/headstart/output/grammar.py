@@ -5,8 +5,9 @@ Grammars are Lark's as llguidance reads them. What is guaranteed, once a call be
 * JSON arguments (`object`, `list`, `named`, `channels`): the name is a known one, the arguments are valid by its schema.
 * `xml`, `python`, `keyed`: the names of function and parameters are known ones, required parameters are there, in the order
   of the schema (`keyed`: sorted, as templates write them) and once. Values are valid by their own schemas, except plain
-  strings in `xml` and `keyed`: these are free text. Rules that concern several parameters together are not enforced, nor in
-  `keyed` what a schema says beside types, constants, alternatives, members and items.
+  strings in `xml` and `keyed`: these are free text. In `xml` any value is free text where a string is allowed, or where no
+  type is known. Rules that concern several parameters together are not enforced, nor in `keyed` what a
+  schema says beside types, constants, alternatives, members and items.
 
 Parameters that a schema does not name are not written, unless it says so. If it names none, they are free, but not with
 `strict`: OpenAI's reference says that a function without `parameters` has an empty list of them. A schema without
@@ -28,7 +29,7 @@ from headstart.errors import InvalidRequest
 from headstart.interfaces.sampling import Grammar
 from headstart.longest_match import longest_of
 from headstart.output.formats import Family, ToolCallFormat
-from headstart.output.schemas import constants_in, named, properties_of, types_of
+from headstart.output.schemas import alternatives, any_string, constants_in, named, properties_of, types_of
 
 __all__ = ["Grammar", "grammar_for"]
 
@@ -245,18 +246,26 @@ def _xml(rules: _Rules, calls: ToolCallFormat, number: int, function: Mapping[st
     parts = []
     blank, end = rules.text(calls.blank), rules.text(calls.blank + calls.value_end)
     for at, (key, schema) in enumerate(properties.items()):
-        if types_of(schema, root) != {"string"}:
-            value = f"{blank} {_json(schema, root, strict=bool(function.get('strict')))} {end}"
-        elif isinstance(constants := [schema["const"]] if "const" in schema else schema.get("enum"), list | tuple):
-            value = f"{blank} ({' | '.join(map(_quoted, constants))}) {end}"
-        else:
+        if any_string(schema, root) or not types_of(schema, root):
             value = rules.until(f"value_{number}_{at}", calls.value_end)
+        else:
+            value = f"{blank} ({_plain_value(schema, root, strict=bool(function.get('strict')))}) {end}"
         part = f"{rules.text(calls.key + key + calls.key_end)} {value} NL?"
         parts.append(part if key in required else f"({part})?")
     if not properties and not function.get("strict"):
         name = rules.until(f"value_{number}", calls.value_end)
         parts.append(f"({rules.text(calls.key)} /[a-zA-Z0-9_.-]+/ {rules.text(calls.key_end)} {name} NL?)*")
     return f"{rules.text(function['name'] + calls.name_end)} NL? {' '.join(parts)}"
+
+
+def _plain_value(schema: Any, root: Mapping[str, Any], *, strict: bool) -> str:
+    """A value whose only strings are constants: these stand without quotes, anything else is JSON."""
+    choices = alternatives(schema, root)
+    constants = [_quoted(value) for each in choices for value in constants_in(each)]
+    if not constants:
+        return _json(schema, root, strict=strict)
+    others = [each for each in choices if not constants_in(each)]
+    return " | ".join([*constants, *([_json({"anyOf": others}, root, strict=strict)] if others else [])])
 
 
 def _python(rules: _Rules, number: int, function: Mapping[str, Any], before: str) -> str:
@@ -433,8 +442,8 @@ def _lark(text: str) -> str:
         raise InvalidRequest(f"The grammar cannot be read: {error}", param="response_format") from error
 
 
-def _quoted(text: Any) -> str:
-    return json.dumps(text if isinstance(text, str) else json.dumps(text), ensure_ascii=False)
+def _quoted(value: Any) -> str:
+    return json.dumps(value if isinstance(value, str) else json.dumps(value), ensure_ascii=False)
 
 
 def _except(pattern: str, prefixes: Sequence[str]) -> str:

@@ -41,29 +41,12 @@ def constants_in(schema: Mapping[str, Any]) -> Sequence[Any]:
     return constants if isinstance(constants, list | tuple) else ()
 
 
-def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a schema names, also as alternatives or by its constants; none if it does not say.
+def alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schemas behind references and combinations, also behind `allOf`, which mostly has one.
 
     Args:
         root: the schema that has the definitions.
     """
-    return frozenset().union(*map(_types, _alternatives(schema, root)))
-
-
-def type_of(value: Any) -> str:
-    """The JSON type of a value."""
-    return _NAMES.get(type(value), "object")
-
-
-def _types(schema: Mapping[str, Any]) -> frozenset[str]:
-    kinds = schema.get("type")
-    if isinstance(kinds, str):
-        return frozenset({kinds})
-    return frozenset(map(str, kinds) if isinstance(kinds, list | tuple) else map(type_of, constants_in(schema)))
-
-
-def _alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The schemas that say something themselves, behind references and combinations; `allOf` too, which mostly has one."""
     found: list[Mapping[str, Any]] = []
     references: set[str] = set()  # which may lead to themselves
     parts = [schema]
@@ -82,3 +65,27 @@ def _alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any
         else:
             found.append(part)
     return found
+
+
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that a schema names, also as alternatives or by its constants; none if it does not say. `root`: see
+    `alternatives`.
+    """
+    return frozenset().union(*map(_types, alternatives(schema, root)))
+
+
+def any_string(schema: Any, root: Mapping[str, Any]) -> bool:
+    """Whether a schema allows strings that it does not list. `root`: see `alternatives`."""
+    return any("string" in _types(each) and not constants_in(each) for each in alternatives(schema, root))
+
+
+def type_of(value: Any) -> str:
+    """The JSON type of a value."""
+    return _NAMES.get(type(value), "object")
+
+
+def _types(schema: Mapping[str, Any]) -> frozenset[str]:
+    kinds = schema.get("type")
+    if isinstance(kinds, str):
+        return frozenset({kinds})
+    return frozenset(map(str, kinds) if isinstance(kinds, list | tuple) else map(type_of, constants_in(schema)))
