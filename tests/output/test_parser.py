@@ -30,6 +30,7 @@ TOOL = {
                 "where": {"type": "object"},
                 "note": {"type": ["string", "null"]},
                 "code": {"$ref": "#/$defs/code"},
+                "unit": {"enum": ["C", 12, None]},
                 "zip": {"anyOf": [{"$ref": "#/$defs/code"}, {"type": "null"}]},
             },
             "$defs": {"code": {"type": "string"}},
@@ -604,7 +605,10 @@ def test_types_come_from_the_schema() -> None:
     assert one("where", "{'a': [1, None]}") == {"a": [1, None]}
     assert one("where", '{"a": 1e999}') == '{"a": 1e999}'
     assert one("note", "null") is None
+    assert one("note", "None") is None
+    assert one("note", "None of it") == "None of it"
     assert one("note", "1") == "1"
+    assert one("city", "None") == "None"
     assert one("code", "12") == one("zip", "12") == "12"
     assert one("zip", "null") is None
     assert one("unknown", "1") == 1
@@ -620,6 +624,21 @@ def test_xml_that_breaks_off_stays_as_far_as_it_came() -> None:
         "",
         [("weather", '{"city": "Paris"}')],
     )
+
+
+@examples(200)
+@given(
+    st.sampled_from(["city", "note", "zip", "unit", "unknown"]),
+    st.lists(st.sampled_from(["null", "None", "nu", "C", "12", "true", " ", "\n", '"', "é", "<"]), max_size=4).map("".join),
+)
+@example("note", "None")
+@example("unknown", "12")
+def test_a_value_that_breaks_off_is_a_beginning_of_the_whole_one(key: str, text: str) -> None:
+    head = f"<function=weather>\n<parameter={key}>\n"
+    ((_, whole),) = told("qwen-xml", f"{head}{text}\n</parameter>\n</function>")[2]
+    for end in range(len(text) + 1):
+        ((_, arguments),) = told("qwen-xml", head + text[:end])[2]
+        assert whole.startswith(arguments)
 
 
 def test_the_message_has_what_a_client_sends_back() -> None:

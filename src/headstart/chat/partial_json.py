@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headstart.output.json_values import json_value, paired
+from headstart.output.json_values import json_text, json_value
 
 
 def is_object(arguments: str) -> bool:
@@ -72,7 +72,7 @@ class Members:
         self._over = last or not member
         self._depth = max(self._depth, 1)
         if member:
-            out.append(("{" if not self._count else ", ") + paired(json.dumps(member, ensure_ascii=False))[1:-1])
+            out.append(("{" if not self._count else ", ") + json_text(member)[1:-1])
             self._count += 1
         if last and (member or (member is not None and not self._count)):
             out.append(self.end())

@@ -7,17 +7,19 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.output.json_values import countable, json_value, paired
+from headstart.output.json_values import countable, json_text, json_value, paired
 from headstart.output.schemas import alternatives, any_string, constants_in, properties_of, type_of, types_of
 
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+_NULLS = tuple(word for word, value in _WORDS.items() if value is None)
 _UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 
 
 def cast(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     """Converts a parameter's text to a type that its schema allows. Returns the text itself if it is no such value.
 
-    If the schema allows any string, the value is a string, except for `null` if the schema allows that too.
+    If the schema allows any string, the value is a string, except for `null` (or `None`, as some templates write it) if the
+    schema allows that too.
 
     Args:
         root: the schema that has the definitions.
@@ -25,7 +27,7 @@ def cast(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     types = types_of(schema, root)
     word = text.strip()
     if any_string(schema, root) or types == {"string"}:
-        return None if word == "null" and "null" in types else text
+        return None if word in _NULLS and "null" in types else text
     if any(text in constants_in(each) for each in alternatives(schema, root)):
         return text
     if word in _WORDS:
@@ -38,6 +40,16 @@ def cast(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     if not types and isinstance(value, str):
         return text  # quotes that nobody asked for are part of it
     return value
+
+
+def partial_value(text: str, schema: Any, root: Mapping[str, Any]) -> str:
+    """The beginning of a value's JSON, of which the text broke off: none if it may still become another type. See `cast`."""
+    types = types_of(schema, root)
+    if types and "string" not in types:
+        return text
+    null = "null" in types and any(word.startswith(text.strip()) for word in _NULLS)
+    string = types == {"string"} or (any_string(schema, root) and not null)
+    return json_text(text)[:-1] if string else ""
 
 
 def _python(word: str, text: str) -> Any:

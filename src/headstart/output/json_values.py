@@ -53,7 +53,7 @@ def json_value(text: str) -> Any:
     try:
         value = _read(text)
         if "\\u" in text:
-            value = json.loads(paired(json.dumps(value, ensure_ascii=False)), strict=False)
+            value = json.loads(json_text(value), strict=False)
     except RecursionError:
         raise ValueError("too many levels") from None
     opened = text.count("[") + text.count("{")
@@ -111,6 +111,11 @@ def countable(value: Any) -> bool:
 def paired(text: str) -> str:
     """The text with halves of characters, as JSON's escapes name them, put together; lone ones are replaced."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON, without halves of characters."""
+    return paired(json.dumps(value, ensure_ascii=False))
 
 
 def bytes_of(value: Any) -> int:

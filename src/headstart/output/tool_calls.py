@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.output.coerce import calls_in, cast
+from headstart.output.coerce import calls_in, cast, partial_value
 from headstart.output.formats import ToolCallFormat
-from headstart.output.json_values import paired
+from headstart.output.json_values import json_text, paired
 from headstart.output.scanner import Incremental, Scanner, TextSink
 from headstart.output.schemas import properties_of, types_of
 
@@ -267,13 +267,12 @@ class CallReader:
             whole = bool((yield from scan.until((self._calls.value_end,), parts.append)))
             text = "".join(parts).removeprefix(self._calls.blank)
             schema = properties_of(root).get(key)
-            self._argue(f"{lead}{_json(key)}: ")
+            self._argue(f"{lead}{json_text(key)}: ")
             if not whole:
                 scan.drop()
-                text = text.removesuffix(self._calls.blank)
-                self._argue(_json(text)[:-1] if "string" in types_of(schema, root) or not schema else text)
+                self._argue(partial_value(text.removesuffix(self._calls.blank), schema, root))
                 return True
-            self._argue(_json(cast(text.removesuffix(self._calls.blank), schema, root)))
+            self._argue(json_text(cast(text.removesuffix(self._calls.blank), schema, root)))
             lead = ", "
         if not (yield from scan.take(self._calls.close)):
             if scan.over:  # it breaks off, perhaps within a marker
@@ -321,7 +320,7 @@ class CallReader:
                     return False
                 key = _bare(found[0].strip(), quote, '"')
                 schema = properties_of(root).get(key) if len(closing) == 1 else None
-                lead += f"{_json(key)}: "
+                lead += f"{json_text(key)}: "
                 scan.keep()
                 yield from scan.blanks()
                 char = yield from scan.peek()
@@ -343,7 +342,7 @@ class CallReader:
         if (yield from scan.take(quote)):
             scan.kept = None
             self._argue('"')
-            whole = bool((yield from scan.until((quote,), lambda text: self._argue(_json(text)[1:-1]))))
+            whole = bool((yield from scan.until((quote,), lambda text: self._argue(json_text(text)[1:-1]))))
             self._argue('"' if whole else "")
         elif (yield from scan.peek()) == '"':
             scan.kept = None
@@ -355,7 +354,7 @@ class CallReader:
             word = found[0].strip()
             number = not string and _NUMBER.fullmatch(word)
             # Without quotes it is a string only where nothing else is allowed, by a model's mistake.
-            self._argue(word if number else _json(word if string else cast(word, None, {})))
+            self._argue(word if number else json_text(word if string else cast(word, None, {})))
         if not whole:
             scan.drop()  # perhaps the beginning of a quote
         return whole
@@ -374,7 +373,7 @@ class CallReader:
             return False
         for called, arguments in calls_in(f"[{name}{''.join(parts)}]", self._schemas) or ():
             self._call(called)
-            self._argue(_json(arguments))
+            self._argue(json_text(arguments))
         return self.count > count
 
 
@@ -394,7 +393,3 @@ def _bare(key: str, *quotes: str) -> str:
         if len(key) >= 2 * len(quote) and key.startswith(quote) and key.endswith(quote):
             return key[len(quote) : len(key) - len(quote)]
     return key
-
-
-def _json(value: Any) -> str:
-    return paired(json.dumps(value, ensure_ascii=False))
