@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.output.coerce import calls_in, cast, partial_value
+from headstart.output.coerce import cast, partial_value
 from headstart.output.formats import ToolCallFormat
 from headstart.output.json_values import json_text, paired
+from headstart.output.python_source import calls_in
 from headstart.output.scanner import Incremental, Scanner, TextSink
 from headstart.output.schemas import properties_of, types_of
 
