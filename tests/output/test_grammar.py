@@ -14,7 +14,7 @@ import jsonschema_rs
 import llama_cpp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
@@ -205,6 +205,25 @@ def test_calls_in_other_notations(tokens: LLTokenizer, name: str) -> None:
     assert [takes(tokens, grammar, text) for text in bad] == [False] * len(bad)
 
 
+@pytest.mark.parametrize("name", ["lfm", "llama4"])
+@examples(100)
+@given(
+    st.from_regex(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,8}", fullmatch=True),
+    st.sampled_from(["from", "class", "None", "user-id", "a b", "é", "$top", "x.y"]),
+    st.text("ab=(),[]{}#'\"\\ \n", max_size=6),
+)
+@example("get-weather", "from", "x")
+def test_names_that_are_not_pythons(tokens: LLTokenizer, name: str, function: str, key: str, value: str) -> None:
+    family = BY_NAME[name]
+    assert family.calls is not None
+    named = tool(function, **{key: {"type": "string"}})
+    reply = f"{family.calls.open}[{function}({key}={json.dumps(value, ensure_ascii=False)})]{family.calls.close}"
+    assert takes(tokens, grammar_for(family, [named], "required"), reply)
+    parser = Parser(family, tools=[named])
+    (call,) = message_of(parser.feed(reply) + parser.end())["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (function, {key: value})
+
+
 DEFINED = {
     "unit": {"type": "string", "enum": ["C", "12", 'a "b"\n']},
     "name": {"$ref": "#/$defs/text"},
@@ -329,7 +348,7 @@ def test_every_family_can_be_kept_to_some_tools(tokens: LLTokenizer, name: str) 
             ['{"name": "weather", "parameters": {"city": "a"}}', "Hi {", '{"city": 3}'],
             ['{"name": "Bob"}', '{ "name": 3'],
         ),
-        ("llama4", ['[weather(city="a")]', "[1] see", "[a](b)"], ["[weather(town=1)]", "[other("]),
+        ("llama4", ['[weather(city="a")]', "[1] see", "[a](b)"], ["[weather(town=1)]", "[other(", "[get-it/now:1("]),
         (
             "harmony",
             [

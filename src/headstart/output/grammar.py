@@ -43,7 +43,7 @@ _AIRY = {"whitespace_pattern": r"[ \n]{1,32}"}
 """Enough for indentation, but not for endless blanks."""
 
 _ALONE = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "not", "if", "$ref"})
-_SHAPES = {"object": r"\s*\{\s*\"(name|type|function|parameters|arguments)\"", "python": r"\s*\[\s*[\w.]+\s*\("}
+_SHAPES = {"object": r"\s*\{\s*\"(name|type|function|parameters|arguments)\"", "python": r"\s*\[\s*[\w.:\/-]+\s*\("}
 """Patterns of the beginning of calls without a marker, by form."""
 
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")

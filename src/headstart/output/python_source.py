@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,10 @@ from headstart.output.schemas import properties_of
 WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 """The words for values, JSON's and Python's."""
 
+_STRING = r"""(?P<quote>"{3}|'{3}|["'])(\\.|(?!(?P=quote)).)*+((?P=quote)|\Z)"""
+_COMMENT = r"#[^\n]*"
+_NAME = r"""(?P<name>[^\s"'#()\[\]{}=,][^"'#()\[\]{}=,]*)"""
+_PARTS = re.compile(rf"{_STRING}|{_COMMENT}|[()\[\]{{}}]|{_NAME}", re.DOTALL)
 _UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 
 
@@ -27,27 +32,49 @@ def literal(source: str, default: Any) -> Any:
 def calls_in(source: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, dict[str, Any]]] | None:
     """The calls in a Python list of calls with literal arguments; None if it is anything else.
 
-    Positional arguments take the names of the schema's properties in their order.
+    Names need not be Python's: tools may be called `get-weather`, and parameters `from`. Positional arguments take the names
+    of the schema's properties in their order.
     """
     try:
-        body = ast.parse(source.strip(), mode="eval").body
-        return [_call(node, schemas) for node in body.elts] if isinstance(body, ast.List) and body.elts else None
+        text, names = _with_identifiers(source.strip())
+        body = ast.parse(text, mode="eval").body
+        return [_call(node, names, schemas) for node in body.elts] if isinstance(body, ast.List) and body.elts else None
     except _UNREADABLE:
         return None
 
 
-def _call(node: ast.expr, schemas: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
+def _with_identifiers(source: str) -> tuple[str, dict[str, str]]:
+    """A list of calls with identifiers in place of the names of functions and parameters, and the name of each identifier."""
+    names: dict[str, str] = {}
+    depth = 0
+
+    def replaced(found: re.Match[str]) -> str:
+        nonlocal depth
+        text, follows = found[0], source[found.end() : found.end() + 1]
+        if text in "([{":
+            depth += 1
+        elif text in ")]}":
+            depth -= 1
+        elif found["name"] and (depth, follows) in ((1, "("), (2, "=")):
+            names[identifier := f"n{len(names)}"] = text.strip()
+            return identifier
+        return text
+
+    return _PARTS.sub(replaced, source), names
+
+
+def _call(node: ast.expr, names: Mapping[str, str], schemas: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in names:
         raise ValueError("not a call")
-    name = ast.unparse(node.func)
-    names = list(properties_of(schemas.get(name, {})))
-    if len(node.args) > len(names):
+    name = names[node.func.id]
+    keys = list(properties_of(schemas.get(name, {})))
+    if len(node.args) > len(keys):
         raise ValueError("an argument without a name")
-    given = {key: _literal(value) for key, value in zip(names, node.args, strict=False)}
+    given = {key: _literal(value) for key, value in zip(keys, node.args, strict=False)}
     for keyword in node.keywords:
-        if keyword.arg is None:
+        if keyword.arg is None or keyword.arg not in names:
             raise ValueError("unpacked arguments")
-        given[keyword.arg] = _literal(keyword.value)
+        given[names[keyword.arg]] = _literal(keyword.value)
     return name, given
 
 

@@ -24,8 +24,8 @@ SHORT = 256
 _BETWEEN = " \t\r\n,"
 _TOO_MANY = " \t\r\n}"
 
-_WORD = re.compile(r"[\w.]*")
-_NEXT = re.compile(r"\s*,?\s*[\w.]*\s*")
+_WORD = re.compile(r"[\w.:/-]*")
+_NEXT = re.compile(r"\s*,?\s*[\w.:/-]*\s*")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _XML_NAME = re.compile(r"[^\s<>\"'{}\[\]]+")
 
