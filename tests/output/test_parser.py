@@ -171,6 +171,12 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ),
     ("llama4", "[weather(city='Paris', days=3)]", "", [("weather", PARIS)]),
     ("llama4", "<|python_start|>[weather('Paris', days=3)]<|python_end|>", "", [("weather", PARIS)]),
+    (
+        "lfm",
+        "<|tool_call_start|>[weather(city='a\n\tb\\n(c', days=3)]<|tool_call_end|>",
+        "",
+        [("weather", r'{"city": "a\n\tb\n(c", "days": 3}')],
+    ),
     ("llama4", "[get-it(from='a'), b.c:d/e(user-id=1)]", "", [("get-it", '{"from": "a"}'), ("b.c:d/e", '{"user-id": 1}')]),
     ("llama", f'{{"name": "weather", "parameters": {PARIS}}}', "", [("weather", PARIS)]),
     (

@@ -18,13 +18,16 @@ _STRING = r"""(?P<quote>"{3}|'{3}|["'])(\\.|(?!(?P=quote)).)*+((?P=quote)|\Z)"""
 _COMMENT = r"#[^\n]*"
 _NAME = r"""(?P<name>[^\s"'#()\[\]{}=,][^"'#()\[\]{}=,]*)"""
 _PARTS = re.compile(rf"{_STRING}|{_COMMENT}|[()\[\]{{}}]|{_NAME}", re.DOTALL)
+_HEX = "[0-9a-fA-F]"
+_ESCAPE = rf"""\\(?:[\\'"abfnrtv]|[0-7]{{1,3}}|x{_HEX}{{2}}|u{_HEX}{{4}}|U00(?:10|0{_HEX}){_HEX}{{4}}|N\{{[^}}]*\}})"""
+_IN_STRING = re.compile(rf"{_ESCAPE}|[\\\x00-\x1f]")
 _UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 
 
 def literal(source: str, default: Any) -> Any:
     """The JSON value of a Python literal; `default` if it is anything else."""
     try:
-        return _literal(ast.parse(source, mode="eval").body)
+        return _literal(ast.parse(_readable(source)[0], mode="eval").body)
     except _UNREADABLE:
         return default
 
@@ -36,15 +39,19 @@ def calls_in(source: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[tupl
     of the schema's properties in their order.
     """
     try:
-        text, names = _with_identifiers(source.strip())
+        text, names = _readable(source.strip())
         body = ast.parse(text, mode="eval").body
         return [_call(node, names, schemas) for node in body.elts] if isinstance(body, ast.List) and body.elts else None
     except _UNREADABLE:
         return None
 
 
-def _with_identifiers(source: str) -> tuple[str, dict[str, str]]:
-    """A list of calls with identifiers in place of the names of functions and parameters, and the name of each identifier."""
+def _readable(source: str) -> tuple[str, dict[str, str]]:
+    """A list of calls as Python reads it, and the name of each identifier.
+
+    Identifiers stand in place of the names of functions and parameters. In strings, control characters are escaped, and
+    backslashes that begin no escape: some templates write strings as they are, so models do too.
+    """
     names: dict[str, str] = {}
     depth = 0
 
@@ -55,12 +62,21 @@ def _with_identifiers(source: str) -> tuple[str, dict[str, str]]:
             depth += 1
         elif text in ")]}":
             depth -= 1
+        elif found["quote"] and not source[found.start() - 1 : found.start()].isalpha():  # else it is raw, or of bytes
+            return _IN_STRING.sub(_escaped, text)
         elif found["name"] and (depth, follows) in ((1, "("), (2, "=")):
             names[identifier := f"n{len(names)}"] = text.strip()
             return identifier
         return text
 
     return _PARTS.sub(replaced, source), names
+
+
+def _escaped(found: re.Match[str]) -> str:
+    text = found[0]
+    if len(text) > 1:  # an escape
+        return text
+    return r"\\" if text == "\\" else rf"\x{ord(text):02x}"
 
 
 def _call(node: ast.expr, names: Mapping[str, str], schemas: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
