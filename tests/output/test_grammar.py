@@ -751,3 +751,11 @@ def test_random_schemas_in_other_notations(tokens: LLTokenizer, name: str, count
 def test_schemas_that_make_no_sense_are_no_error_of_ours(family: Family, strict: bool, parameters: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": strict}}
     assert grammar_for(family, [tool], "required") is not None
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_any_number_of_definitions_may_lead_to_one_another(family: Family) -> None:
+    definitions: dict[str, Any] = {str(number): {"$ref": f"#/$defs/{number + 1}"} for number in range(2000)}
+    parameters = {"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {**definitions, "2000": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    assert grammar_for(family, [tool], "required") is not None

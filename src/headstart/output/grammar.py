@@ -297,10 +297,15 @@ class _KeyedCall:
         self._root, *_ = _parameters(function)
         self._strict = bool(function.get("strict"))
         self._found: dict[str, str] = {}  # rules of definitions, which may contain themselves
+        self._pending: list[tuple[str, Mapping[str, Any]]] = []
         self._count = 0
 
     def call(self) -> str:
-        return f"{self._head} {self._object(self._root, whole=self._strict)}"
+        arguments = self._object(self._root, whole=self._strict)
+        while self._pending:  # no recursion, for any number of definitions may lead to one another
+            name, schema = self._pending.pop()
+            self._rules.add(name, self._value(schema))
+        return f"{self._head} {arguments}"
 
     def _new(self) -> str:
         self._count += 1
@@ -336,8 +341,8 @@ class _KeyedCall:
         if not isinstance(schema, Mapping):
             return self._any()
         if reference not in self._found:
-            name = self._found[reference] = self._new()
-            self._rules.add(name, self._value(schema))
+            self._found[reference] = self._new()
+            self._pending.append((self._found[reference], schema))
         return self._found[reference]
 
     def _string(self) -> str:
