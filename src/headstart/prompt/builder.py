@@ -153,7 +153,7 @@ class Prompter:
         rendered = self.template.render(messages, tools=tools, generation=generation, variables=variables)
         if source.prefill:
             reasoning = self.family.reasoning if self.family.opened(rendered) else None
-            rendered += (reasoning.ending if reasoning else "") + self._escaper.escape(source.prefill)
+            rendered += (reasoning.ending if reasoning else "") + self._escaper.escape_last(source.prefill)
         return safe, rendered
 
     def continued(self, conversation: Conversation, *, parsed: Message | None = None) -> Continuation:

@@ -7,6 +7,7 @@ The dialect is that of transformers' `apply_chat_template` (immutable sandbox, `
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -23,11 +24,13 @@ from jinja2.runtime import LoopContext
 from headstart.errors import InvalidRequest, ModelError
 from headstart.interfaces.conversation import Message
 from headstart.names import option
+from headstart.prompt.escape import ESCAPE
 
 CallIds = Literal["any", "nine", "named"]
 """The ids of tool calls that a template takes. `nine`: nine letters or digits (Mistral). `named`: `functions.NAME:NUMBER`,
 because the template writes the id in place of the function's name (Kimi)."""
 
+_NOT_ASCII = re.compile(f"[^\\x00-\\x7f{ESCAPE}]")
 _PROBE = "headstart_probe"
 _USER: Message = {"role": "user", "content": "headstart_question"}
 _REPLY: Message = {"role": "assistant", "content": "headstart_answer"}
@@ -59,18 +62,38 @@ def _refuse(message: str) -> None:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+    text = json.dumps(value, ensure_ascii=False, indent=indent, **options)
+    # The mark of an escaped control token stays: `unescape` looks for it.
+    return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
-def _replaced(program: jinja2.nodes.Template) -> Iterator[tuple[str, str]]:
-    """The fixed arguments of `.replace(…)` and `| replace(…)`."""
-    methods = (call for call in program.find_all(jinja2.nodes.Call) if getattr(call.node, "attr", "") == "replace")
-    filters = (each for each in program.find_all(jinja2.nodes.Filter) if each.name == "replace")
-    calls: list[jinja2.nodes.Call | jinja2.nodes.Filter] = [*methods, *filters]
-    for each in calls:
-        match each.args[:2]:
-            case [jinja2.nodes.Const(value=str(old)), jinja2.nodes.Const(value=str(new))]:
-                yield old, new
+def _replaced(program: jinja2.nodes.Template) -> list[tuple[str, str]]:
+    """The fixed words that a template replaces in strings, and by what, in the order in which it does so.
+
+    They are the arguments of `.replace(…)` and `| replace(…)`, also by the name of a variable. What `.split(…)` takes counts as
+    deleted: the parts may be joined. A single character there separates lines or words.
+    """
+    named = {
+        assigned.target.name: assigned.node
+        for assigned in program.find_all(jinja2.nodes.Assign)
+        if isinstance(assigned.target, jinja2.nodes.Name)
+    }
+
+    def words(call: jinja2.nodes.Call | jinja2.nodes.Filter) -> list[str]:
+        given = [named.get(each.name, each) if isinstance(each, jinja2.nodes.Name) else each for each in call.args[:2]]
+        return [each.value for each in given if isinstance(each, jinja2.nodes.Const) and isinstance(each.value, str)]
+
+    def found(node: jinja2.nodes.Node) -> Iterator[tuple[str, str]]:
+        for inner in node.iter_child_nodes():  # of `a.replace(…).replace(…)` the first one is inside the second
+            yield from found(inner)
+        if isinstance(node, jinja2.nodes.Call | jinja2.nodes.Filter):
+            match (node.name if isinstance(node, jinja2.nodes.Filter) else getattr(node.node, "attr", "")), words(node):
+                case "replace", [old, new]:
+                    yield old, new
+                case "split", [separator] if len(separator) > 1:
+                    yield separator, ""
+
+    return [*found(program)]
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -91,7 +114,7 @@ class Template:
         now: the clock behind `strftime_now`.
 
     Attributes:
-        replaced: fixed words that it replaces in strings, and by what.
+        replaced: fixed words that it replaces in strings, and by what, in the order in which it does so.
 
     Raises:
         ModelError: the text is not a template.
@@ -106,7 +129,7 @@ class Template:
         self._names = dict(names)
         try:
             self._template = environment.from_string(source)
-            self.replaced = [*_replaced(environment.parse(source))]
+            self.replaced = _replaced(environment.parse(source))
         except jinja2.TemplateError as error:
             raise ModelError(
                 f"The chat template does not compile ({error}); give another with {option('chat_template')}."

@@ -18,9 +18,9 @@ from typing import Any
 from headstart.interfaces.tokenizer import Control
 from headstart.longest_match import longest_of
 
-# A noncharacter that is put into an escaped control token. Its own occurrences in a text are doubled, and no control token
-# begins with it, so unescaping is unambiguous.
-ESCAPE = "\ufdd0"
+# A character of one old manuscript that is put into an escaped control token. Its own occurrences in a text are doubled, and no
+# control token begins with it, so unescaping is unambiguous. It is a letter: Python prints those in lists as they are.
+ESCAPE = "\ua66e"
 _ESCAPED = re.compile(ESCAPE + "(" + ESCAPE + "?)")
 _WORD = re.compile(r"\w*")
 
@@ -36,10 +36,10 @@ class Escaper:
       MiniMax has `]~!b[` and `[e~[`;
     * at the start of a string, a control token without its first and last character: the template may write `<` and `>` around
       it. A plain word is none of these: the role `user` stays as it is, though there may be a control token `<user>`;
-    * a word that the template replaces, if the string has or begins a control token after that.
+    * a word that the template replaces, if the string has or begins a control token after that, or another such word.
 
     Args:
-        replaced: words that the template replaces in strings, and by what.
+        replaced: words that the template replaces in strings, and by what, in the order in which it does so.
     """
 
     def __init__(self, controls: Iterable[Control], replaced: Sequence[tuple[str, str]] = ()) -> None:
@@ -60,6 +60,11 @@ class Escaper:
             for at in range(1, len(text)):
                 if text[at] in firsts and (self._begins(text[at:]) or text[at:].startswith((*self._texts,))):
                     yield text[:at]
+
+    def escape_last(self, text: str) -> str:
+        """A string that no other text follows in the prompt, so that its end is not completed."""
+        text = text.replace(ESCAPE, ESCAPE * 2)
+        return _marked(text, {*_all(self._broken, text)})
 
     def escape(self, value: Any) -> Any:
         """The value with all strings in it escaped, also keys of dicts. The value itself if nothing has to be escaped."""
@@ -82,19 +87,20 @@ class Escaper:
 
     def _safe(self, text: str) -> str:
         safe = _marked(text, self._places(text))
-        if any(map(self._places, self._rewritten(safe))):
-            return _marked(safe, {*_all(self._words, safe)})
-        return safe
+        return _marked(safe, {*_all(self._words, safe)}) if self._hides(safe) else safe
 
-    def _rewritten(self, text: str) -> Iterator[str]:
-        """What the template may make of a text: with each word replaced, and with all up to it."""
+    def _hides(self, text: str) -> bool:
+        """Whether a control token appears, or a word that is deleted, where the template replaces one word or all up to it."""
         before = text
         for old, new in self._replaced:
             if old in text:
-                yield text.replace(old, new)
-            if old in before:
-                before = before.replace(old, new)
-                yield before
+                alone = text.replace(old, new)
+                if self._places(alone) or any(not by and alone.count(word) > text.count(word) for word, by in self._replaced):
+                    return True
+            before = before.replace(old, new)
+            if before != text and self._places(before):
+                return True
+        return False
 
     def _places(self, text: str) -> set[int]:
         """Where the characters stand behind which a mark must be."""
