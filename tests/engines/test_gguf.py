@@ -61,6 +61,10 @@ def test_what_the_header_says(tmp_path: Path) -> None:
     assert facts(header(**per_layer), tmp_path) == ModelFacts("qwen3", 40_960, "", 12 * 256 * 2, 28)
     hybrid = KNOWN | {"qwen3__full_attention_interval": number(4)}
     assert facts(header(**hybrid), tmp_path).kv == 7 * 8 * 256 * 2
+    heads = {"qwen3__attention__head_count": numbers(0, 16), "qwen3__attention__key_length": number(0)}
+    assert facts(header(**(KNOWN | heads)), tmp_path).kv == 28 * 8 * (64 + 128) * 2
+    form = {"tokenizer__huggingface__json": string("x" * (2 << 20)), **KNOWN, "general__file_type": number(7)}
+    assert facts(header(**form), tmp_path) == wanted, "whatever stands before"
     odd = KNOWN | {"qwen3__attention__head_count_kv": words("8", "none")}  # ended `headstart models` with a traceback
     assert facts(header(**odd), tmp_path) == ModelFacts("qwen3", 40_960, "", 0, 28)
 

@@ -224,6 +224,24 @@ def test_a_tokenizer_that_lets_messages_forge_control_tokens_is_refused(tmp_path
         assert HFTokenizer(tmp_path).tokenize("k") == [0]
 
 
+@pytest.mark.parametrize("word", ["!", "user"])
+def test_a_control_token_that_is_a_word_of_the_vocabulary_is_ordinary(word: str, tmp_path: Path) -> None:
+    """Those who trained the model took one to fill batches up. It ends no turn."""
+    words = {text: number for number, text in enumerate(["<unk>", "a", word])}
+    made = HubTokenizer(models.BPE(words, [], unk_token="<unk>", ignore_merges=True))
+    made.add_special_tokens([AddedToken(text, special=True) for text in ("<unk>", "<end>", word)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    options = tmp_path / "tokenizer_config.json"
+    options.write_text(json.dumps({"eos_token": "<end>", "pad_token": word}))
+    tokenizer = HFTokenizer(tmp_path)
+    assert [control.text for control in tokenizer.controls] == ["<unk>", "<end>"]
+    assert tokenizer.tokenize(word) == [2]
+    assert tokenizer.token_bytes(2) == word.encode()
+    options.write_text(json.dumps({"eos_token": word}))
+    with pytest.raises(ModelError, match="could forge a turn"):
+        HFTokenizer(tmp_path)
+
+
 def test_added_tokens_have_the_bytes_that_the_library_decodes(tmp_path: Path) -> None:
     """Fault: runs of spaces are added tokens of Gemma, and what it indented reached the client as `▁▁▁▁`."""
     added = ("▁▁", "▁▁▁▁", "\n\n", "<table>", "a▁b")

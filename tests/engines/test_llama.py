@@ -20,8 +20,9 @@ from driving import SMALL, empty, export, fill, tokens_of
 from headstart.config import Settings
 from headstart.engines import model_file
 from headstart.engines.llama import LlamaEngine
-from headstart.engines.llama import identity as llama_identity
+from headstart.engines.llama import devices as llama_devices
 from headstart.engines.llama.binding import lib
+from headstart.engines.llama.devices import GPU, Device
 from headstart.engines.llama.padding import Padding
 from headstart.errors import ConfigError, EngineError, ModelError
 from headstart.interfaces.engine import Span, Step
@@ -284,6 +285,10 @@ def test_with_rows_of_bf16_decoding_is_prefill() -> None:
     other.close()
 
 
+ACCELERATOR = 3
+"""ggml's number of a BLAS."""
+
+
 def test_the_fingerprint_is_what_changes_numbers(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = replace(SMALL, model=str(tiny_model))
     copy = shutil.copy(tiny_model, tmp_path / "copy.gguf")
@@ -305,11 +310,13 @@ def test_the_fingerprint_is_what_changes_numbers(tiny_model: Path, tmp_path: Pat
     assert len({print_of(replace(base, lora=adapter)) for adapter in adapters} | {same}) == 3
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
     assert print_of(base) == same, "nothing reads it here"
-    monkeypatch.setattr(llama_identity, "devices", lambda: ["a card"])
-    with_card = print_of(base)
-    assert with_card != same, "without any layer on it too"
-    monkeypatch.setenv("OPENBLAS_CORETYPE", "Zen")
-    assert print_of(base) not in (same, with_card)
+    real = llama_devices.devices()
+    for kind, reads in ((GPU, False), (ACCELERATOR, True)):
+        monkeypatch.setattr(llama_devices, "devices", lambda kind=kind: [*real, Device(kind, "another")])
+        with_device = print_of(base)
+        assert with_device != same, "without any layer on it too"
+        monkeypatch.setenv("OPENBLAS_CORETYPE", f"Zen{kind}")
+        assert (print_of(base) != with_device) == reads
 
 
 def test_rope_that_depends_on_the_context_is_in_the_fingerprint(tmp_path: Path) -> None:

@@ -85,7 +85,10 @@ def _facts(known: Mapping[str, Any]) -> ModelFacts:
         found = known.get(f"{architecture}.{name}", 0)
         return found if isinstance(found, int) else 0
 
-    layers, heads = number("block_count"), number("attention.head_count")
+    layers, heads = number("block_count"), known.get(f"{architecture}.attention.head_count", 0)
+    if isinstance(heads, list):  # one of each layer
+        heads = next((one for one in heads if isinstance(one, int) and one), 0)
+    heads = heads if isinstance(heads, int) else 0
     head = number("embedding_length") // heads if heads else 0
     width = (number("attention.key_length") or head) + (number("attention.value_length") or head)
     per_layer = known.get(f"{architecture}.attention.head_count_kv", heads)
@@ -107,13 +110,17 @@ def _header(file: BinaryIO) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for _ in range(_bounded(_number(file, "Q"), _MOST_KEYS)):
         key = _text(file).decode("utf-8", "replace")
-        if key.startswith("tokenizer.") and "general.file_type" in found:
+        known = "general.file_type" in found and f"{found.get('general.architecture')}.block_count" in found
+        if key.startswith("tokenizer.") and known:
             break
         found[key] = _value(file, _number(file, "I"), keep=not key.startswith("tokenizer."))
     return found
 
 
 def _value(file: BinaryIO, kind: int, *, keep: bool = True) -> Any:
+    if kind == _STRING and not keep:
+        file.seek(_number(file, "Q"), 1)
+        return None
     if kind == _STRING:
         return _text(file).decode("utf-8", "replace")
     if kind != _ARRAY:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from headstart.interfaces.tokenizer import Control
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>\Z")
 _SPACE = "▁"  # how SentencePiece writes a space
+_PLAIN = re.compile(r"\w+|\W")
+"""Words and signs. Some models have one of the vocabulary's as a control token, like `!` to fill batches up."""
 _NEVER = -1e6  # score of a piece that every other way to write its text beats
 _MARKER = re.compile(r"<\|.*\|>|<｜.*｜>|\[\|.*\|\]|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]")
 """Names that only control tokens have. Texts of replies have others: `<think>`, `<tool_call>`."""
@@ -67,14 +70,17 @@ class HFTokenizer:
             self._tokenizer.no_padding()
             # Texts of control tokens in a message stay text.
             self._tokenizer.encode_special_tokens = True
-            forged = self._forged(form["model"])
+            forged = {*self._forged(form["model"])}
         except Exception as error:  # the library has no exception of its own
             raise ModelError(f"'{path}' cannot be used ({error}).") from None
-        if forged is not None:
-            raise ModelError(
-                f"'{path}' cannot be used: it makes the control token {forged!r} of plain text, so a message could forge a "
-                "turn. Choose another model."
-            )
+        for control in forged:
+            turn = control.id in self.eog or control.text == self.names.get("bos_token")
+            if turn or not _PLAIN.fullmatch(control.text):
+                raise ModelError(
+                    f"'{path}' cannot be used: it makes the control token {control.text!r} of plain text, so a message could "
+                    "forge a turn. Choose another model."
+                )
+        self.controls = tuple(control for control in self.controls if control not in forged)
         by_text = {control.text: control for control in self.controls}
         bos = by_text.get(self.names.get("bos_token", ""))
         self.bos = bos if bos is not None and _adds_bos(form, options, bos) else None
@@ -99,15 +105,14 @@ class HFTokenizer:
         turn = text in (self.chat_template or "") and _TURN.fullmatch(text) is not None
         return named or turn or _MARKER.fullmatch(text) is not None
 
-    def _forged(self, model: dict[str, Any]) -> str | None:
-        """The first control token that its plain text becomes. The one for unknown characters does no harm."""
+    def _forged(self, model: dict[str, Any]) -> Iterator[Control]:
+        """The control tokens that their plain text becomes. The one for unknown characters does no harm."""
         unknown = {model.get("unk_token"), model.get("unk_id")}
         for control in self.controls:
             # Some tokenizers add a space before a text, but none behind a line break.
             found = any(control.id in self.tokenize(before + control.text) for before in ("", "\n"))
             if found and unknown.isdisjoint((control.text, control.id)):
-                return control.text
-        return None
+                yield control
 
     def _all_bytes(self, form: dict[str, Any]) -> list[bytes]:
         names: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)

@@ -55,8 +55,17 @@ def test_kv_is_estimated_from_the_file(architecture: str, kv_type: str, tmp_path
     host, layers = engine.host, engine.facts.details["layers"]
     engine.close()
     assert host is not None
+    assert needs is not None
     assert needs.layers == layers
     assert 0 <= host.kv - needs.kv <= 12, "12 bytes are a cell's"
+
+
+def test_nothing_is_planned_for_a_file_that_does_not_say_what_it_needs(tmp_path: Path, devices: list[Device]) -> None:
+    """It would be taken for a model of one layer without KV."""
+    devices.append(Device(GPU, "card", 4096 * MIB, 4096 * MIB))
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert placed(tmp_path / "model.gguf") == PlannedLayers(0)
+    assert placed(tmp_path / "model.gguf", gpu_layers=3) == PlannedLayers(3)
 
 
 def test_cards_count_before_what_shares_the_hosts_memory(tiny_model: Path, devices: list[Device]) -> None:

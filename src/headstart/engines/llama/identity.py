@@ -28,8 +28,8 @@ _QUANTIZATION = re.compile(r"(?:I?Q|TQ)\d\w*|MXFP\d\w*|NVFP\d\w*|B?F16|F32|BF16"
 _VARIABLES = ("GGML_", "LLAMA_ATTN_")
 """Beginnings of the environment variables that change how llama.cpp computes. LLAMA_ATTN_ROT_DISABLE: whether quantised KV is
 rotated."""
-_OF_OTHERS = ("LD_PRELOAD", "OPENBLAS_", "MKL_", "BLIS_", "OMP_", "CUDA_", "NVIDIA_", "HIP_", "HSA_")
-"""The same for what computes in the place of llama.cpp's own code: a GPU, a BLAS."""
+_OF_BLAS = ("LD_PRELOAD", "OPENBLAS_", "MKL_", "BLIS_", "OMP_")
+"""The same for a BLAS, which computes in the place of llama.cpp's own code."""
 SOURCES = blake3(
     b"".join(path.read_bytes() for path in sorted([Path(proof.__file__), *Path(__file__).parent.glob("[!.]*.py")]))
 ).hexdigest()
@@ -91,6 +91,11 @@ def gpus() -> list[str]:
     return [device.name for device in llama_devices.devices() if device.is_gpu]
 
 
+def has_blas() -> bool:
+    """Whether a library for matrices computes, such as a BLAS."""
+    return any(device.kind != llama_devices.CPU and not device.is_gpu for device in llama_devices.devices())
+
+
 def describe_engine() -> str:
     """The engine's name, its version, and whose library it is."""
     found = ready()
@@ -113,7 +118,6 @@ def identity(
     """Everything that changes the bits of KV, except the block size. Threads and slots do not change prefill's bits."""
     architecture = metadata(model, "general.architecture")
     original = metadata(model, f"{architecture}.rope.scaling.original_context_length") or lib.llama_model_n_ctx_train(model)
-    others = devices()
     return {
         "weights": weights.hex(),
         "lora": adapter.hex() if adapter else None,
@@ -124,7 +128,7 @@ def identity(
         "libc": " ".join(platform.libc_ver()).strip() or platform.mac_ver()[0],
         "extra_buffers": extra_buffers,
         **({"amx": True} if amx_used else {}),  # the same build cannot use it where the kernel refuses it
-        "devices": others,  # even with no layer on a GPU: llama.cpp may still compute large batches there
+        "devices": devices(),  # even with no layer on a GPU: llama.cpp may still compute large batches there
         "gpu_layers": gpu_layers,
         "kv_type": options.kv_type,
         "flash_attention": True,
@@ -133,7 +137,7 @@ def identity(
         # Some models choose their rope factors by whether a conversation may exceed the original context.
         "long_rope": ctx > int(original),
         # Left out if there are none, so that the fingerprints of most machines never change.
-        **({"environment": found} if (found := environment(*_VARIABLES, *(_OF_OTHERS if others else ()))) else {}),
+        **({"environment": found} if (found := environment(*_VARIABLES, *(_OF_BLAS if has_blas() else ()))) else {}),
     }
 
 

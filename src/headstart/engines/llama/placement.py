@@ -37,7 +37,7 @@ class PlannedLayers:
 
 
 def place(path: Path, files: Sequence[Path], options: EngineOptions) -> PlannedLayers:
-    """Plans the layers. Without a usable GPU it is what the user chose, or none.
+    """Plans the layers. Without a usable GPU, or if the file does not say what is needed, it is what the user chose, or none.
 
     Args:
         files: of the model, the first of which is `path`.
@@ -47,6 +47,8 @@ def place(path: Path, files: Sequence[Path], options: EngineOptions) -> PlannedL
     if chosen == 0 or not lib.llama_supports_gpu_offload() or (device := _device(weights, options.together)) is None:
         return PlannedLayers(chosen or 0)
     needs = needs_of(path, weights, options.kv_type)
+    if needs is None:
+        return PlannedLayers(chosen or 0)
     found = plan(needs, device, ctx=options.ctx, slots=options.slots, layers=chosen)
     rows = {_NOW: found}
     if chosen is None:
@@ -54,11 +56,11 @@ def place(path: Path, files: Sequence[Path], options: EngineOptions) -> PlannedL
     return PlannedLayers(found.layers, found, tuple(_row(name, one) for name, one in rows.items()))
 
 
-def needs_of(path: Path, weights: int, kv_type: str) -> ModelNeeds:
-    """What the model takes, by the header of its file."""
+def needs_of(path: Path, weights: int, kv_type: str) -> ModelNeeds | None:
+    """What the model takes, by the header of its file. None if that does not say it."""
     facts = read_facts(path)
     kv = int(facts.kv / KV_BYTES * _BYTES[kv_type])
-    return ModelNeeds(weights, max(1, facts.layers), kv, facts.ctx or 4096, CTX_STEP)
+    return ModelNeeds(weights, facts.layers, kv, facts.ctx or 4096, CTX_STEP) if facts.layers else None
 
 
 def _device(weights: int, together: Sequence[int]) -> DeviceMemory | None:
