@@ -223,8 +223,11 @@ class ServerAddress:
         """The refusal of a redirect. `moved`: the new address of what was asked for, perhaps a relative one."""
         from urllib.parse import urljoin
 
-        address = urljoin(self.url + path, moved).removesuffix(path)
-        return f"{self.url} redirects to {plain(address)}. Redirects are not followed; give that address with --url."
+        moved, mend = urljoin(self.url + path, moved), "Redirects are not followed"
+        address = moved.rstrip("/")
+        if address.endswith(path) and address != self.url + path:
+            moved, mend = address.removesuffix(path), f"{mend}; give that address with --url"
+        return f"{self.url} redirects to {plain(moved)}. {mend}."
 
     def _handler(self) -> BaseHandler:
         """Opens connections over TCP or the Unix socket, and checks the server's certificate."""
