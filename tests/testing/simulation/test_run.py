@@ -1228,3 +1228,94 @@ def test_a_running_request_saves_nothing_that_follows_what_is_being_deleted() ->
         ),
     )
     assert run(history).violation == ""
+
+
+def test_what_a_killed_program_leaves_behind_waits_for_the_next_start() -> None:
+    """`headstart cache rm` was killed when it gave rows back to what it could not delete. No server that runs need know."""
+    history = Scenario(
+        47066998,
+        Setup(
+            stateful=True,
+            slots=3,
+            memory=99,
+            objects=156,
+            tenants=4,
+            explain=False,
+            share=0.6,
+            shared="valkey",
+            encrypt=True,
+            store=20,
+            apart=True,
+            fills=1,
+        ),
+        (
+            Happening(0.5, "ask", who=3, talk=1, how="turn", size=19, seed=698362896, reply=1),
+            Happening(0.5, "ask", who=2, talk=2, how="turn", size=2, seed=70562503, reply=7),
+            Happening(4.5256, "pin", who=2, talk=2, size=100, reply=1),
+            Happening(6.5506, "ask", who=3, talk=2, how="turn", size=18, seed=488844022, reply=1),
+            Happening(10.925, "ask", who=3, talk=1, how="branch", size=20, seed=951722713, reply=10),
+            Happening(11.2955, "fault", how="sql_full", size=30, reply=1),
+            Happening(11.6503, "ask", who=2, talk=1, how="turn", size=1, seed=375656910, reply=7),
+            Happening(15.4115, "fault", how="sql_io", size=1, reply=1),
+            Happening(19.0066, "rm", reply=1),
+            Happening(20.9822, "fault", how="kill while writing", reply=1),
+            Happening(21.5461, "fault", how="eperm", size=30, reply=1),
+            Happening(25.391, "fault", how="kill while writing", size=3, reply=1),
+            Happening(26.3739, "rm", reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_a_history_is_not_over_before_the_disk_has_answered() -> None:
+    """An index dropped pinned entries while it heard of a deletion, and had yet to ask its disk for them."""
+    history = Scenario(
+        47014788,
+        Setup(
+            mode="exact",
+            slots=3,
+            memory=106,
+            objects=101,
+            tenants=4,
+            transfer=256,
+            share=0.6,
+            shared="valkey",
+            store=20,
+            apart=True,
+            pieces=True,
+        ),
+        (
+            Happening(0.5, "ask", who=1, talk=1, how="turn", size=20, seed=76366450, reply=5),
+            Happening(1.0, "second", reply=1),
+            Happening(1.9529, "fault", how="prefill", reply=1),
+            Happening(2.5834, "ask", who=2, how="turn", size=7, seed=329408268, reply=9),
+            Happening(2.6125, "ask", who=3, talk=1, how="turn", size=1, seed=401815116),
+            Happening(2.6125, "ask", who=3, talk=2, how="turn", size=1, seed=333161109, reply=11),
+            Happening(3.2512, "ask", who=3, how="turn", size=2, seed=531933755, reply=2),
+            Happening(4.3068, "ask", who=3, talk=1, how="edit last", size=11, seed=402646968, reply=4),
+            Happening(4.3068, "ask", who=3, talk=2, how="turn", size=4, seed=270887368, reply=2),
+            Happening(6.3955, "fault", how="prefill", reply=1),
+            Happening(6.9334, "erase slot", who=3, size=100, reply=1),
+            Happening(7.5099, "list", who=3, talk=2, size=100, reply=1),
+            Happening(9.7936, "pin", who=3, size=100, reply=1),
+            Happening(11.3736, "pin", who=3, talk=2, size=100, reply=1),
+            Happening(15.6025, "pin", who=3, talk=1, size=20, reply=1),
+            Happening(21.4499, "delete", who=2, talk=1, size=100, reply=1),
+            Happening(23.9187, "ask", who=3, how="turn", size=6, seed=93110817, reply=1),
+            Happening(23.955, "delete", who=3, size=100, reply=1),
+            Happening(25.3676, "ask", how="turn", size=18, seed=416283030, reply=1),
+            Happening(26.3523, "ask", who=2, talk=2, how="turn", size=19, seed=1043365740, reply=9),
+            Happening(27.255, "ask", who=3, talk=2, how="turn", size=8, seed=627701008, reply=10),
+            Happening(27.8273, "ask", who=1, how="turn", size=7, seed=311493701, reply=3),
+            Happening(28.7667, "ask", who=1, talk=1, how="turn", size=16, seed=555965759, reply=1),
+            Happening(44.4198, "ask", who=1, talk=1, how="turn", size=10, seed=995917913, reply=8),
+            Happening(45.0902, "fault", how="prefill", reply=1),
+            Happening(50.1464, "fault", how="eacces", size=1, reply=1),
+            Happening(50.9067, "delete", who=2, talk=2, size=20, reply=1),
+            Happening(52.2284, "restart", seed=752621751, reply=1),
+            Happening(52.8083, "ask", who=2, talk=2, how="turn", size=2, seed=82573803, reply=12),
+            Happening(52.9461, "ask", who=2, talk=2, how="branch", size=1, seed=279978331, reply=10),
+            Happening(54.7971, "ask", who=3, how="turn", size=5, seed=93199325, reply=9),
+        ),
+    )
+    assert run(history).violation == ""

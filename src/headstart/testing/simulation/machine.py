@@ -150,6 +150,8 @@ class SimulatedMachine:
             self._lose_power()
         else:
             self._left |= self._unlisted()
+            if not dying:  # a program, of which a server hears at its next start only: it may have deleted something halfway
+                self._promised = {key: canonical for key, canonical in self._promised.items() if key not in self._left}
         for server in dying:
             if not server.closing:
                 name = server.process.name.rpartition(" ")[0]

@@ -148,6 +148,8 @@ class HistoryRun(Clients):
         return replaced(disk._disk) or checking.agrees(server.runtime, disk, disk._disk.catalog._db)
 
     def _end(self) -> None:
+        rested_at = self.here.now  # what others had deleted meanwhile, a server asks its disk for
+        self._until(lambda: not self._unsure() or self.here.now > rested_at + ASKED, "rest")
         for server in self.servers:
             runtime = server.runtime
             assert runtime is not None
@@ -184,6 +186,11 @@ class HistoryRun(Clients):
         failed = sum(call.outcome == "failed" and call.reason == "EngineError" for call in self.calls)
         spoiled = self._spoiled + sum(server.engine.spoiled for server in self.servers)
         require(failed <= spoiled, f"{failed} requests failed, but the engine has spoiled {spoiled}")
+
+    def _unsure(self) -> bool:
+        """Whether a server has asked its disk, or will, for what it may have."""
+        runtimes = [server.runtime for server in self.servers if server.runtime is not None]
+        return any(runtime.cache.store.offload.unsure(None) for runtime in runtimes)
 
     def _unknown_to_servers(self) -> bool:
         """Whether a server does not know an object on its disk."""
