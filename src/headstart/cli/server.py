@@ -223,11 +223,11 @@ class ServerAddress:
         """The refusal of a redirect. `moved`: the new address of what was asked for, perhaps a relative one."""
         from urllib.parse import urljoin
 
-        moved, mend = urljoin(self.url + path, moved), "Redirects are not followed"
+        moved, advice = urljoin(self.url + path, moved), "Redirects are not followed"
         address = moved.rstrip("/")
         if address.endswith(path) and address != self.url + path:
-            moved, mend = address.removesuffix(path), f"{mend}; give that address with --url"
-        return f"{self.url} redirects to {plain(moved)}. {mend}."
+            moved, advice = address.removesuffix(path), f"{advice}; give that address with --url"
+        return f"{self.url} redirects to {plain(moved)}. {advice}."
 
     def _handler(self) -> BaseHandler:
         """Opens connections over TCP or the Unix socket, and checks the server's certificate."""
