@@ -1319,3 +1319,42 @@ def test_a_history_is_not_over_before_the_disk_has_answered() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_fleet_asks_the_first_server_again_for_what_others_have_of_a_chain() -> None:
+    """It had lost a block in the middle, and left what was before it. A fleet asks all servers twice."""
+    history = Scenario(
+        47018708,
+        Setup(
+            slots=1,
+            memory=118,
+            objects=127,
+            transfer=256,
+            settle=False,
+            explain=False,
+            expire=200.0,
+            mixed=True,
+            shared="valkey",
+            encrypt=True,
+            apart=True,
+        ),
+        (
+            Happening(0.5041, "ask", who=2, talk=1, how="turn", size=3, seed=607768176, reply=9),
+            Happening(0.5531, "ask", how="turn", size=3, seed=634609823, reply=5),
+            Happening(0.6191, "ask", who=1, talk=2, how="turn", size=13, seed=975211607, reply=3),
+            Happening(1.0, "second", reply=1),
+            Happening(1.2362, "fault", how="sql_full", size=1, reply=1),
+            Happening(4.5873, "term", who=1, talk=2, size=20, reply=1),
+            Happening(8.1822, "ask", who=2, talk=2, how="turn", size=1, seed=937933394, reply=9),
+            Happening(8.3241, "ask", who=1, talk=2, how="turn", size=20, seed=109208895, reply=12),
+            Happening(11.0359, "pin", who=1, talk=1, size=100, reply=1),
+            Happening(11.3977, "ask", who=1, talk=2, how="turn", size=8, seed=298969648, reply=9),
+            Happening(12.5701, "ask", how="turn", size=12, seed=26949560),
+            Happening(20.5058, "restart", seed=300596124, reply=1),
+            Happening(20.5058, "fault", how="cut", size=2, reply=1),
+            Happening(20.5058, "fault", how="cut", size=2, reply=1),
+            Happening(20.5058, "fault", how="bit_rot", size=2, reply=1),
+            Happening(21.7706, "delete", who=1, talk=2, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

@@ -319,7 +319,7 @@ class Clients(SimulatedMachine):
         assert server.runtime is not None
         deleted = server.runtime.stored.delete(key, owner)
         others = [one for one in self.servers if one is not server] if self.setup.apart else []  # also one that has just begun
-        deletions, needed = [_latest(server, deleted)], _spared(server, deleted)
+        deletions, needed, longest = [_latest(server, deleted)], _spared(server, deleted), deleted.stretches
         if self.setup.apart and self.returning:
             raise Unavailable("a server does not answer")
         for other in others:
@@ -329,11 +329,18 @@ class Clients(SimulatedMachine):
                 gone = self._there(other, partial(other.runtime.stored.delete, key, owner, deleted.stretches))
                 deletions.append(_latest(other, gone))
                 needed |= _spared(other, gone)
+                longest = max(longest, gone.stretches, key=len)
                 self.seen["delete there"] += 1
             for number, one in enumerate(deleted.stretches):  # the last first
                 if any(other.runtime.cache.index.children(one.id)):
                     needed |= {before.id for before in deleted.stretches[number:]}
                     break
+        if len(longest) > len(deleted.stretches):  # the first one has lost a block, and could not see what was before it
+            with suppress(NotFound):
+                rest = server.runtime.stored.delete(key, owner, longest)
+                deletions.append(_latest(server, rest))
+                needed |= _spared(server, rest)
+                self.seen["delete again"] += 1
         first = min(one.at for one in deletions)  # a server may compute it again while others are asked
         self._deleted(server, [replace(one.without(needed), at=first) for one in deletions])
 
