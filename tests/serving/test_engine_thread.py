@@ -7,6 +7,8 @@ import errno
 import functools
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -91,6 +93,25 @@ def test_an_engine_that_cannot_be_used_is_closed_where_it_was_loaded() -> None:
     assert isinstance(engine.engine, Watched)
     assert engine.engine.closed == 1
     assert engine.engine.threads == {"headstart-engine"}
+
+
+def test_a_refused_model_leaves_nothing_to_close_at_exit() -> None:
+    program = """
+from headstart.config import Settings
+from headstart.errors import ConfigError
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
+def make():
+    engine = FakeEngine(canonical=False)
+    engine.close_at_exit = True
+    return engine
+try:
+    Runtime(make, Settings(reuse="exact"))
+except ConfigError:
+    print("refused")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("refused\n", "", 0)
 
 
 def test_an_interrupted_load_ends_with_the_model_freed() -> None:

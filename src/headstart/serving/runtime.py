@@ -136,8 +136,6 @@ class Runtime:
         *listeners: Listener,
     ) -> None:
         engine = self._thread.engine
-        if engine.close_at_exit:
-            atexit.register(self.close)
         if settings.reuse == "exact" and not engine.traits.exact:
             reasons = "; ".join(engine.traits.notes)
             raise ConfigError(f"Exact reuse cannot be proved for this model ({reasons}); use {option('reuse', 'fast')}.")
@@ -194,6 +192,8 @@ class Runtime:
             clock=time.monotonic,
         )
         self.stored = CachedChains(self.scheduler, self.cache)
+        if engine.close_at_exit:
+            atexit.register(self.close)
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
