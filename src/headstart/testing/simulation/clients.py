@@ -368,7 +368,7 @@ class Clients(SimulatedMachine):
         runtime, erasures = server.runtime, self.checks.erasures
         assert runtime is not None
         deletion = deletions[0]
-        self.checks.pinned.deleted(deletion.blocks)
+        self.checks.pinned.deleted(deletion.blocks, self.files)
         if min(one.began for one in deletions) <= erasures.set_back:  # the times of texts do not say which are later
             return
         for one in deletions:

@@ -31,6 +31,8 @@ class PinnedChain:
         whole: its full blocks and their checkpoints. They are on disk.
         tail: the open tail, which only the memory of this server has.
         faults: imports that had failed in this server until then. Each costs the entries that it was given: one may be bad.
+        named: blocks that unpins of other chains have named. They stay pinned for what continues them: if the disk damages
+            that, nothing shows that this chain needs them.
     """
 
     model: bytes
@@ -40,6 +42,7 @@ class PinnedChain:
     whole: frozenset[BlockId]
     tail: tuple[BlockId, Runtime] | None
     faults: int
+    named: frozenset[BlockId] = frozenset()
 
 
 class PinnedChains:
@@ -108,7 +111,11 @@ class PinnedChains:
         self._released += 1
         known = runtime.cache.index.get
         gone = {last: one for last, one in self._chains.items() if (last if known(last) is not None else one.full) in path}
-        self._chains = {last: one for last, one in self._chains.items() if last not in gone}
+        self._chains = {
+            last: replace(one, named=one.named | one.whole.intersection(path))
+            for last, one in self._chains.items()
+            if last not in gone
+        }
         self._unpinning[self._released], self._withdrawn[self._released] = runtime, gone
         return self._released
 
@@ -131,9 +138,9 @@ class PinnedChains:
             self._free |= {*path} - self._promised() - self._spent
             self.rows(files)
 
-    def deleted(self, keys: Collection[BlockId]) -> None:
+    def deleted(self, keys: Collection[BlockId], files: FileSystem) -> None:
         """The owner of a chain has deleted it."""
-        require(self._promised().isdisjoint(keys), "a pinned chain was deleted")
+        require(self._kept(files).isdisjoint(keys), "a pinned chain was deleted")
 
     def expires(self, owner: bytes) -> None:
         """What an owner has pinned does not outlive a term."""
@@ -156,6 +163,17 @@ class PinnedChains:
     def _promised(self) -> frozenset[BlockId]:
         return frozenset().union(*(chain.whole for chain in self._chains.values()))
 
+    def _kept(self, files: FileSystem, model: bytes | None = None) -> frozenset[BlockId]:
+        """Those that are pinned for certain, of one model or all: the disk may have damaged the others."""
+        damaged = files.missing | files.put_aside
+        return frozenset().union(
+            *(
+                chain.whole - damaged - (chain.named if chain.whole & damaged else frozenset())
+                for chain in self._chains.values()
+                if model in (None, chain.model)
+            )
+        )
+
     # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def files(self, files: FileSystem) -> None:
@@ -163,9 +181,8 @@ class PinnedChains:
         if not self._chains:
             return
         names = files.disk.names.get(f"{ROOT}/objects", {})
-        for key in self._promised():
-            there = f"{key.hex()}.rows" in names
-            require(there or key in files.missing or key in files.put_aside, "a pinned object is lost")
+        for key in self._kept(files):
+            require(f"{key.hex()}.rows" in names, "a pinned object is lost")
 
     def rows(self, files: FileSystem) -> None:
         """The catalogue knows of all pins, and of no other, and they are within their limits."""
@@ -173,7 +190,7 @@ class PinnedChains:
             return
         found = _pins(files.real)
         files.real_changes()
-        for key in self._promised() - files.missing - files.put_aside:
+        for key in self._kept(files):
             require(key in found, "a pin is not in the catalogue")
         require(self._free.isdisjoint(found), "an unpinned object is still pinned")
         held: dict[bytes, int] = {}
@@ -185,8 +202,7 @@ class PinnedChains:
     def known(self, runtime: Runtime, files: FileSystem) -> None:
         """A server that rests knows all that is pinned on disk, so that it can use it, and its owner can unpin it."""
         index, disk = runtime.cache.index, runtime.cache.disk.name
-        own = [chain.whole for chain in self._chains.values() if chain.model == runtime.engine.fingerprint]
-        for key in frozenset().union(*own) - files.missing - files.put_aside:
+        for key in self._kept(files, runtime.engine.fingerprint):
             entry = index.get(key)
             require(entry is not None and disk in entry.copies, "a server does not know a pinned object")
 
