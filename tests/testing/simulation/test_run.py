@@ -1377,3 +1377,89 @@ def test_an_unpin_may_take_what_another_pinned_chain_began_with_once_that_is_dam
         ),
     )
     assert run(history).violation == ""
+
+
+def test_what_a_rebuilt_catalogue_knows_again_goes_at_the_next_look() -> None:
+    """`verify --repair` hung while it rebuilt one, and ended after the last look of each server."""
+    history = Scenario(
+        47040077,
+        Setup(stateful=True, slots=3, memory=97, objects=105, expire=200.0, stall=0.02, fills=4),
+        (
+            Happening(0.6879, "ask", who=1, how="turn", size=18, seed=89489317, reply=5),
+            Happening(0.7118, "ask", how="turn", size=20, seed=24623949, reply=3),
+            Happening(0.8386, "fault", how="hung_read", reply=1),
+            Happening(1.6123, "second", reply=1),
+            Happening(1.8105, "fault", how="sql_io", size=10, reply=1),
+            Happening(2.4522, "fault", how="sql_corrupt", size=3, reply=1),
+            Happening(3.2171, "fault", how="eacces", size=3, reply=1),
+            Happening(3.6481, "pin", who=2, talk=2, size=20, reply=1),
+            Happening(3.7732, "ask", who=1, talk=2, how="turn", size=2, seed=43508421, reply=8),
+            Happening(5.4494, "list", who=1, size=20, reply=1),
+            Happening(7.6929, "ask", talk=1, how="turn", size=20, seed=851468035, reply=1),
+            Happening(10.7843, "clock", size=4000, reply=1),
+            Happening(11.5274, "fault", how="sql_corrupt", size=30, reply=1),
+            Happening(12.1212, "unpin", who=2, talk=2, size=20, reply=1),
+            Happening(12.6376, "ask", talk=1, how="turn", size=11, seed=417849015, reply=5),
+            Happening(12.6384, "ask", who=1, talk=1, how="flood", size=6, seed=351589309, reply=5),
+            Happening(12.6384, "ask", who=1, how="flood", size=1, seed=792700254, reply=5),
+            Happening(12.6384, "ask", who=1, talk=2, how="turn", size=6, seed=935869526, reply=5),
+            Happening(12.6384, "ask", who=1, how="flood", size=6, seed=1035174112, reply=1),
+            Happening(12.6384, "restart", seed=760142769, reply=1),
+            Happening(12.6602, "ask", who=1, how="turn", size=18, seed=463557886, reply=7),
+            Happening(12.6602, "ask", who=1, talk=2, how="turn", size=18, seed=480973655, reply=7),
+            Happening(12.6783, "erase slot", who=1, talk=1, size=100, reply=1),
+            Happening(12.7485, "ask", who=1, talk=1, how="retry", size=12, seed=701205531, reply=1),
+            Happening(13.4662, "verify", size=5, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_what_another_server_needed_at_a_deletion_may_leave_ghosts_there() -> None:
+    """It evicted all of it before anybody looked."""
+    history = Scenario(
+        47088972,
+        Setup(
+            mode="exact",
+            slots=4,
+            memory=29,
+            objects=100,
+            tenants=4,
+            expire=40.0,
+            share=0.6,
+            queue=6,
+            mixed=True,
+            shared="valkey",
+            store=20,
+            apart=True,
+            pieces=True,
+        ),
+        (
+            Happening(3.4919, "fault", how="store_down", size=3, reply=1),
+            Happening(4.3509, "ask", who=2, how="turn", size=14, seed=990515275, reply=2),
+            Happening(4.3743, "ask", who=1, talk=1, how="turn", size=1, seed=538501870, reply=5),
+            Happening(4.5566, "delete", who=1, talk=1, reply=1),
+            Happening(4.6144, "ask", talk=1, how="turn", size=1, seed=33840251, reply=9),
+            Happening(5.9856, "delete", talk=1, reply=1),
+            Happening(9.6353, "delete", who=1, talk=2, size=100, reply=1),
+            Happening(10.6031, "space", size=35651584, reply=1),
+            Happening(13.2774, "ask", who=2, how="edit", size=20, seed=956342330, reply=12),
+            Happening(14.5044, "ask", who=3, how="turn", size=8, seed=905056282, reply=4),
+            Happening(21.7779, "ask", who=3, how="branch", size=5, seed=241278417, reply=9),
+            Happening(28.3978, "ask", who=1, talk=1, how="turn", size=13, seed=663917944, reply=12),
+            Happening(28.7063, "ask", talk=1, how="branch", size=12, seed=700357318, reply=7),
+            Happening(28.7635, "ask", who=2, talk=1, how="turn", size=10, seed=309395382),
+            Happening(30.9906, "delete", who=2, talk=2, reply=1),
+            Happening(35.9664, "second", reply=1),
+            Happening(37.8744, "ask", who=2, how="turn", size=13, seed=291541388),
+            Happening(39.4199, "fault", how="store_hung", size=3, reply=1),
+            Happening(40.9718, "ask", how="turn", size=1, seed=244935932, reply=12),
+            Happening(40.9718, "ask", who=2, talk=2, how="turn", size=10, seed=749930967, reply=8),
+            Happening(42.702, "ask", who=3, how="turn", size=6, seed=401716493, reply=1),
+            Happening(42.7611, "ask", who=2, how="edit", size=8, seed=141313275, reply=12),
+            Happening(43.5157, "fault", how="store_hung", reply=1),
+            Happening(44.7276, "ask", who=2, how="style", size=13, seed=943216253, reply=1),
+            Happening(44.771, "delete", who=2, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

@@ -89,7 +89,7 @@ class Clients(SimulatedMachine):
             case "clock":
                 self.here.read = partial(self.faults.counts.update, ["clock_jump"])
                 self.here.skew += event.size
-                self.files.stuck = min(self.files.stuck, self.files.now())
+                self.files.unlooked = min(self.files.unlooked, self.files.now())
                 self.checks.lifetimes.jumped(event.size)
                 if event.size < 0:
                     self.checks.erasures.clock_set_back(self.here.now)
@@ -312,6 +312,7 @@ class Clients(SimulatedMachine):
             self.here.sleep(0.1)
         self.programs.remove(process)
         self._removed = self.here.now
+        self.files.unlooked = self.files.now()  # in a catalogue that it has rebuilt
         self._open -= 1
 
     def _delete(self, server: SimulatedServer, key: BlockId, owner: bytes) -> None:
@@ -325,6 +326,9 @@ class Clients(SimulatedMachine):
         for other in others:
             if other.runtime is None or not other.ready:
                 raise Unavailable("a server does not answer")
+            free = len(other.runtime.stored._free(deleted.stretches))
+            # What continues these may be evicted meanwhile, and they with it.
+            needed |= {one.id for one in deleted.stretches[free:]}
             with suppress(NotFound):
                 gone = self._there(other, partial(other.runtime.stored.delete, key, owner, deleted.stretches))
                 deletions.append(_latest(other, gone))

@@ -37,7 +37,8 @@ class FileSystem:
         missing: keys of objects that somebody else has deleted, which took their pins.
         gone: those that were not stored again.
         put_aside: keys of objects that a server has put into quarantine.
-        stuck: when a file could not be deleted last, in seconds since 1970.
+        unlooked: since when there may be files that have outlived their term, up to the next look: one could not be deleted,
+            or they are known again. In seconds since 1970.
         undeleted: keys of objects that could not be deleted, each with the process that has tried it last.
     """
 
@@ -51,7 +52,7 @@ class FileSystem:
         self.missing: set[bytes] = set()
         self.gone: set[bytes] = set()
         self.put_aside: set[bytes] = set()
-        self.stuck = float("-inf")
+        self.unlooked = float("-inf")
         self.undeleted: dict[bytes, Process] = {}
         self._opened: dict[int, OpenFile] = {}
         self._next = 1000
@@ -228,7 +229,7 @@ class FileSystem:
         try:
             self.call("unlink", name)
         except OSError:
-            self.stuck = self.now()
+            self.unlooked = self.now()
             if self._is_object(name) and (task := world().task) is not None:
                 self.undeleted[_key_of(name)] = task.process
             raise

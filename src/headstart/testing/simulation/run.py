@@ -141,8 +141,8 @@ class HistoryRun(Clients):
             return False
         if abs(self.files.now() - disk._upkeep.looked) > disk._terms.look + 1.0:
             return False  # a call of the disk hangs
-        if disk._upkeep.looked <= self.files.stuck and disk._terms.look < OVER:
-            return False  # a file that has outlived its term could not be deleted: the next look does it
+        if disk._upkeep.looked <= self.files.unlooked and disk._terms.look < OVER:
+            return False  # the next look deletes what has outlived its term
         assert disk._disk is not None
         assert server.runtime is not None
         return replaced(disk._disk) or checking.agrees(server.runtime, disk, disk._disk.catalog._db)
