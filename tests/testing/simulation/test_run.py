@@ -1463,3 +1463,87 @@ def test_what_another_server_needed_at_a_deletion_may_leave_ghosts_there() -> No
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_hung_server_hears_of_a_deletion_when_its_disk_answers() -> None:
+    """Another server of the folder had deleted it, and had been stopped since."""
+    history = Scenario(
+        47042715,
+        Setup(memory=19, objects=189, transfer=256, explain=False, share=0.6, mixed=True, fills=1),
+        (
+            Happening(0.5, "ask", who=1, talk=2, how="turn", size=10, seed=747050675, reply=12),
+            Happening(1.0, "second", reply=1),
+            Happening(1.2807, "ask", who=1, how="turn", size=4, seed=803248311, reply=8),
+            Happening(1.7855, "ask", talk=1, how="turn", size=10, seed=864805739),
+            Happening(2.1434, "ask", who=1, how="edit", size=20, seed=455473896, reply=10),
+            Happening(2.1542, "ask", who=2, talk=2, how="turn", size=10, seed=668835759, reply=1),
+            Happening(2.2062, "fault", how="power_loss", size=1, reply=1),
+            Happening(2.4168, "ask", who=2, how="turn", size=1, seed=737092403),
+            Happening(2.4168, "ask", who=2, talk=2, how="branch", size=15, seed=105018420, reply=8),
+            Happening(3.3455, "fault", how="cut", size=5, reply=1),
+            Happening(3.4964, "ask", talk=1, how="edit last", size=1, seed=763884765, reply=9),
+            Happening(4.1368, "delete", talk=1, reply=1),
+            Happening(5.4385, "ask", who=1, talk=1, how="turn", size=8, seed=180493192, reply=8),
+            Happening(5.4777, "ask", who=2, talk=1, how="turn", size=9, seed=999214277, reply=7),
+            Happening(5.6865, "ask", talk=2, how="turn", size=8, seed=1041164526, reply=9),
+            Happening(5.6865, "ask", who=1, talk=1, how="turn", size=12, seed=642323163, reply=1),
+            Happening(6.1586, "delete", who=1, talk=1, reply=1),
+            Happening(8.0142, "fault", how="power_loss", size=30, reply=1),
+            Happening(12.4264, "fault", how="export", size=3, reply=1),
+            Happening(13.4039, "fault", how="decode", reply=1),
+            Happening(13.927, "ask", who=1, talk=2, how="turn", size=1, seed=167773319, reply=9),
+            Happening(17.4435, "fault", how="hung", size=1, reply=1),
+            Happening(19.2604, "fault", how="sql_full", size=1, reply=1),
+            Happening(21.5983, "ask", talk=2, how="edit last", size=19, seed=407923246, reply=7),
+            Happening(21.6873, "delete", talk=2, reply=1),
+            Happening(21.7824, "ask", who=2, talk=1, how="turn", size=1, seed=1012080357, reply=9),
+            Happening(21.7824, "ask", who=1, how="turn", size=18, seed=613971740, reply=4),
+            Happening(22.4148, "ask", talk=1, how="edit", size=14, seed=7339453, reply=9),
+            Happening(24.1741, "ask", who=1, talk=1, how="turn", size=5, seed=590985620, reply=1),
+            Happening(24.1759, "ask", talk=1, how="turn", size=1, seed=395809346, reply=1),
+            Happening(25.2864, "ask", how="turn", size=15, seed=733107778, reply=7),
+            Happening(26.5318, "ask", talk=2, how="turn", size=1, seed=885901614, reply=9),
+            Happening(30.6258, "fault", how="sql_full", size=1, reply=1),
+            Happening(33.0177, "fault", how="bit_rot", size=2, reply=1),
+            Happening(33.3925, "delete", who=1, talk=2, size=100, reply=1),
+            Happening(33.8284, "restart", seed=876504181, reply=1),
+            Happening(35.4039, "ask", who=2, talk=2, how="turn", size=16, seed=348564523, reply=11),
+            Happening(35.5133, "delete", who=2, talk=2, reply=1),
+            Happening(37.33, "second", how="stop", reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_what_a_hung_server_believes_in_may_be_deleted_and_on_its_way_again() -> None:
+    """`gc` had deleted it. Power failed while the server wrote it again."""
+    history = Scenario(
+        47043468,
+        Setup(
+            slots=1,
+            memory=62,
+            objects=112,
+            transfer=1024,
+            expire=40.0,
+            stall=0.02,
+            mixed=True,
+            templates=True,
+            fills=1,
+            pieces=True,
+        ),
+        (
+            Happening(0.5, "ask", who=1, talk=1, how="turn", size=20, seed=282409325, reply=8),
+            Happening(0.5017, "ask", who=1, talk=1, how="branch", size=8, seed=173470690, reply=1),
+            Happening(0.7683, "ask", who=2, talk=1, how="turn", size=9, seed=262169881, reply=3),
+            Happening(0.7813, "ask", who=2, talk=2, how="turn", size=18, seed=592514678, reply=8),
+            Happening(1.7211, "ask", who=2, talk=2, how="edit last", size=10, seed=635273888, reply=5),
+            Happening(1.7269, "ask", talk=2, how="turn", size=11, seed=278167490, reply=7),
+            Happening(1.9925, "fault", how="hung", size=1, reply=1),
+            Happening(2.5207, "ask", who=2, talk=2, how="edit", size=19, seed=310799335, reply=3),
+            Happening(4.4106, "gc", size=5, reply=1),
+            Happening(16.0748, "erase slot", talk=2, size=20, reply=1),
+            Happening(16.6852, "fault", how="power_loss while writing", size=10, reply=1),
+            Happening(24.5257, "ask", talk=1, how="turn", size=19, seed=1158888, reply=2),
+        ),
+    )
+    assert run(history).violation == ""

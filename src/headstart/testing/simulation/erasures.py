@@ -83,6 +83,10 @@ class Erasures:
         """Everything written up to a time is deleted, except what is spared."""
         self._swept.append((before, frozenset(spared)))
 
+    def beside(self, server: str, began: float) -> bool:
+        """Whether others have deleted anything since a server began. While its disk hangs, it does not hear of that."""
+        return any(one.by != server and one.began > began for one in self._gone.values())
+
     def clock_set_back(self, now: float) -> None:
         """Times of later texts may be earlier than those of deleted ones. `now`: in virtual seconds."""
         self.set_back = now

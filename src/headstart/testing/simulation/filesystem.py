@@ -36,6 +36,8 @@ class FileSystem:
         dropped: called when a catalogue is deleted, because it is damaged.
         missing: keys of objects that somebody else has deleted, which took their pins.
         gone: those that were not stored again.
+        renewed: keys of objects that one process has deleted, and another one has written again and not yet synced. The
+            latter may believe in those that were deleted.
         put_aside: keys of objects that a server has put into quarantine.
         unlooked: since when there may be files that have outlived their term, up to the next look: one could not be deleted,
             or they are known again. In seconds since 1970.
@@ -51,6 +53,8 @@ class FileSystem:
         self.dropped: Callable[[], None] = lambda: None
         self.missing: set[bytes] = set()
         self.gone: set[bytes] = set()
+        self.renewed: set[bytes] = set()
+        self._deleted: dict[bytes, Process] = {}  # by whom
         self.put_aside: set[bytes] = set()
         self.unlooked = float("-inf")
         self.undeleted: dict[bytes, Process] = {}
@@ -200,6 +204,8 @@ class FileSystem:
         self.call("fsync", opened.path)
         if opened.file is None:
             self.disk.sync_folder(opened.path)
+            if opened.path == f"{ROOT}/objects":
+                self.renewed.clear()
         else:
             opened.file.sync()
             self.synced()
@@ -222,7 +228,10 @@ class FileSystem:
             self.put_aside.add(_key_of(str(old)))
         self.disk.rename(str(old), str(new), self.now())
         if self._is_object(str(new)):
-            self.gone.discard(_key_of(str(new)))
+            key, task = _key_of(str(new)), world().task
+            self.gone.discard(key)
+            if task is not None and self._deleted.pop(key, task.process) is not task.process:
+                self.renewed.add(key)
 
     def unlink(self, path: Any) -> None:
         name = str(path)
@@ -241,6 +250,8 @@ class FileSystem:
             self.real_changes()
         else:
             self.disk.unlink(name)
+            if self._is_object(name) and (task := world().task) is not None:
+                self._deleted[_key_of(name)] = task.process
 
     def scandir(self, path: Any) -> Entries:
         folder = str(path)

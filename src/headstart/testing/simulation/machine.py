@@ -143,7 +143,8 @@ class SimulatedMachine:
         dying = [one for one in living if kind == "power_loss" or (task and one.process is task.process)]
         if dying or kind == "power_loss":
             believed = self._believed(living) if dying else ()
-            self._promised = {key: canonical for key, canonical in believed if self._file(key) is not None}
+            lasting = ((key, canonical) for key, canonical in believed if key not in self.files.renewed)
+            self._promised = {key: canonical for key, canonical in lasting if self._file(key) is not None}
         for server in dying:
             self._leave(server)
         if kind == "power_loss":

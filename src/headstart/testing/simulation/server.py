@@ -118,6 +118,7 @@ class SimulatedServer:
         closing, closed: whether it is being stopped, or has stopped.
         deletions: what owners have deleted here, answered or not.
         deletes: called on the engine thread after it has deleted these entries, with the open tails among them.
+        began: when it was started, in virtual seconds.
         hot: the prompts that it brings from the shared store before it is ready, as a replica of a fleet does.
     """
 
@@ -132,6 +133,7 @@ class SimulatedServer:
         self.watch = Watch(checks, self.engine)
         self.runtime: Runtime | None = None
         self.ready = self.closing = self.closed = False
+        self.began = here.now
         self.deletions: list[Deletion] = []
         self.deletes: Callable[[Collection[BlockId], Sequence[Entry]], None] = lambda keys, tails: None
         self.hot: Callable[[Runtime], Iterable[Chain]] = lambda runtime: ()
