@@ -159,7 +159,7 @@ if os.fork() == 0:
     hs.close()
     sys.exit(0)  # the runtime is closed at exit too
 os.wait()
-print(hs.chat("Hello.", max_tokens=3).report.completion)
+print(hs.chat("Hello.", max_tokens=3, temperature=0.0).report.completion)
 hs.close()
 """
 
