@@ -382,8 +382,9 @@ class Clients(SimulatedMachine):
         if self.checks.shared is not None and (self.setup.apart or len(self.servers) == 1):
             self.checks.shared.lacks(deletion, erasures.again)
         erasures.files(self.files)  # no other server writes it again, though it may not have heard yet
-        if len(self.servers) == 1 and not erasures.beside(server.process.name, server.began):
-            runtime.scheduler.call(lambda: erasures.server(runtime, rests=False)).result()
+        if len(self.servers) == 1:
+            if not erasures.beside(server.process.name, server.began):
+                runtime.scheduler.call(lambda: erasures.server(runtime, rests=False)).result()
             erasures.durable(self.files, deletion)
             erasures.bytes(self.files.real, deletion)
 
