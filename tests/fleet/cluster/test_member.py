@@ -328,7 +328,8 @@ def test_a_store_that_fails_while_the_list_is_fetched(
             assert one.figures().preloaded == 0
             assert found.asked
             if how == "hung":
-                assert not one._runtime.cache.shared.counters, "the store hangs, and its call goes on"
+                # What it measured its speed with is there since the first member, and may have been offered before.
+                assert {*one._runtime.cache.shared.counters} <= {"there"}, "the store hangs, and its call goes on"
                 valkey.go_on()
             answer = await found.chat(one, RULES, LONG)
             assert answer["computed"] + answer["cached"] > len(RULES["content"])
