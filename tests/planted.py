@@ -518,7 +518,7 @@ PLANTED = (
         "        raise errors[0]\n    sync(folder)\n",
         "        raise errors[0]\n",
         rare="a damaged object must have left the quarantine for want of space before its chain is deleted",
-        test="tests/testing/simulation/found/test_found_deletions.py::test_a_deletion_empties_the_quarantine_for_good",
+        test="tests/system/simulated/test_found_deletions.py::test_a_deletion_empties_the_quarantine_for_good",
     ),
     Planted(
         "a deletion leaves the shared store",

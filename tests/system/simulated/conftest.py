@@ -1,4 +1,4 @@
-"""The histories that failed once: each was shrunk, and printed like this. They pass now."""
+"""Histories of whole servers that failed once: each was shrunk, and printed like this. They pass now."""
 
 from __future__ import annotations
 
