@@ -303,3 +303,23 @@ def test_room_is_kept_for_what_a_crash_left_before_all_rows_are_read() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_an_unpin_may_take_what_another_pinned_chain_began_with_once_that_is_damaged() -> None:
+    """The disk damaged the fourth block of the other one, so nothing pinned continued the first three.
+    This is a limit of pins, which is not mended: the checks allow it."""
+    history = Scenario(
+        47031071,
+        Setup(slots=1, memory=24, objects=17, share=0.6, stall=0.02, fills=1, pieces=True),
+        (
+            Happening(0.5, "ask", who=2, how="turn", size=18, seed=999943025, reply=11),
+            Happening(2.239, "pin", who=2, size=20, reply=1),
+            Happening(3.5662, "ask", who=2, talk=1, how="turn", size=10, seed=48695765),
+            Happening(4.4759, "fault", how="cut", size=1, reply=1),
+            Happening(5.4106, "restart", seed=637870491, reply=1),
+            Happening(5.7046, "ask", who=1, talk=1, how="turn", size=14, seed=324714334, reply=2),
+            Happening(6.3412, "ask", who=2, talk=2, how="turn", size=3, seed=303858860, reply=12),
+            Happening(31.5217, "unpin", who=2, talk=2, size=20, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
