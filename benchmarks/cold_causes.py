@@ -1,4 +1,4 @@
-"""Where a cold prompt's time goes: `python -m benchmarks.cold_causes [--rounds 7] [--without-amx] [--library LIBLLAMA]`.
+"""Where a cold prompt's time goes: `python -m benchmarks.cold_causes [--rounds 7] [--only 9 10] [--without-amx] [--library …]`.
 
 The engine alone computes one prompt of 1,837 tokens, for each cause and round in a process of its own: where a process has its
 memory changes its times by 2 to 3 %. The first row is what headstart does; each other row changes one thing. Ratios are of the
@@ -27,6 +27,7 @@ from rich.table import Table
 from benchmarks import processor
 from benchmarks.restart import spread
 from benchmarks.servers import demo_model
+from benchmarks.unaligned import GLIBC, unalign
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine, amx
 from headstart.engines.llama.padding import NO_PADDING
@@ -35,6 +36,7 @@ from headstart.interfaces.engine import Span
 TOKENS = 1837
 """As `benchmarks.turns --cold` has. They end 45 tokens behind a block, so a call is padded."""
 FULL = (512, 512, 512, 301)
+
 Save = Callable[[int], memoryview]
 """Where so many bytes of KV go."""
 
@@ -61,6 +63,7 @@ class Cause:
         padded: whether the rule for padding is followed.
         save: where the KV of each call is copied behind it, if a call has so many bytes at most; None: nowhere.
         warm: whether the engine has computed a call before.
+        aligned: whether work memory begins at a page, not 16 bytes behind a line of the cache.
         other: whether it is the library of `--library`.
     """
 
@@ -71,6 +74,7 @@ class Cause:
     padded: bool = True
     save: Callable[[int], Save] | None = None
     warm: bool = True
+    aligned: bool = True
     other: bool = False
 
 
@@ -90,6 +94,7 @@ CAUSES = (
     Cause("KV is copied out after each call, to used memory", save=_used),
     Cause("KV is copied out after each call, to new memory", save=_new),
     Cause("the first prompt after a load", warm=False),
+    Cause("work memory begins 16 bytes behind a line of the cache", aligned=False),
     Cause("workers spin 300,000 times (libgomp's default)", environment={"GOMP_SPINCOUNT": "300000"}),
     Cause("workers sleep at once", environment={"GOMP_SPINCOUNT": "0"}),
     Cause("one thread", threads=1),
@@ -100,6 +105,8 @@ CAUSES = (
 def seconds(cause: Cause, model: Path, threads: int, library: Path | None) -> float:
     """Computes the prompt, in this process."""
     own = library if cause.other else None
+    if not cause.aligned:
+        unalign()
     settings = Settings(str(model), ctx=2048, slots=1, threads=cause.threads or threads, memory_budget=0, llama_lib=own)
     engine = LlamaEngine.load(settings.engine_options())
     if not cause.padded:
@@ -143,6 +150,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--without-amx", action="store_true", help="weights are not laid out for AMX")
     parser.add_argument("--library", type=Path, default=None, help="another libllama, as for headstart's --llama-lib")
+    parser.add_argument("--only", type=int, nargs="+", default=None, help="numbers of rows; 0 is always measured")
     parser.add_argument("--child", type=int, default=None, help=argparse.SUPPRESS)
     given = parser.parse_args()
     model = given.model or demo_model()
@@ -151,7 +159,10 @@ def main() -> None:
             amx.extra_buffers = lambda *_, **__: not amx.built()
         print(seconds(CAUSES[given.child], model, given.threads, given.library))
         return
-    causes = {number: cause for number, cause in enumerate(CAUSES) if given.library or not cause.other}
+    possible = {at for at, cause in enumerate(CAUSES) if (given.library or not cause.other) and (GLIBC or cause.aligned)}
+    if unknown := {*(given.only or ())} - possible:
+        parser.error(f"rows {sorted(unknown)} are not measured here: there are {sorted(possible)}, the last with --library")
+    causes = {number: CAUSES[number] for number in sorted(possible) if not given.only or number in {0, *given.only}}
     caption = processor.caption() + ("; without AMX" if given.without_amx else "")
     arguments = ["--model", str(model), "--threads", str(given.threads)]
     arguments += ["--library", str(given.library)] if given.library else []
@@ -160,7 +171,7 @@ def main() -> None:
     table = Table("what", "seconds, median (min – max)", "ratio", caption=f"{TOKENS:,} tokens; {caption}")
     for number, cause in causes.items():
         ratios = [one / first for one, first in zip(found[number], found[0], strict=True)]
-        table.add_row(cause.label, spread(found[number]), spread(ratios))
+        table.add_row(f"{number}: {cause.label}", spread(found[number]), spread(ratios))
     Console(width=140).print(table)
 
 

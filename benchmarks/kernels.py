@@ -1,4 +1,4 @@
-"""How long llama.cpp's attention takes on this processor: `python -m benchmarks.kernels` (1 minute).
+"""How long llama.cpp's attention takes on this processor: `python -m benchmarks.kernels [--unaligned]` (1 minute).
 
 It times the two attention kernels of prefill alone, on one thread: 32 queries, which are processed one by one, and 64 queries,
 which are processed as a tile, each against a KV cell; and a token against a weight. Beside each time is the value that
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import processor
+from benchmarks.unaligned import unalign
 from headstart.engines.llama.binding import ready
 from headstart.engines.llama.ggml import F16, F32, Array, Ggml, Tensor
 from headstart.engines.llama.padding import TILE
@@ -46,7 +47,10 @@ def seconds(ggml: Ggml, context: Tensor, result: Tensor, inputs: Sequence[tuple[
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--unaligned", action="store_true", help="work memory begins 16 bytes behind a line of the cache")
     given = parser.parse_args()
+    if given.unaligned:
+        unalign()
     dice = np.random.default_rng(0)
     row = class_of(processor.system(), processor.found(engine=False))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from headstart.engines.llama import amx
 from headstart.engines.llama.binding import lib, ready
 from headstart.engines.llama.half_precision import computes_in_f16
-from headstart.engines.llama.padding import AMX_USED, COMPUTES_IN_F16, processor
+from headstart.engines.llama.padding import ALIGNED, AMX_USED, COMPUTES_IN_F16, processor
 
 
 def system() -> str:
@@ -32,7 +32,8 @@ def found(*, engine: bool = True) -> set[str]:
     """Features of this build that it does not say itself. `engine`: headstart's is measured, so AMX counts if it works, and
     WITHOUT_AMX is not set (`benchmarks.servers`)."""
     used = engine and not os.environ.get("WITHOUT_AMX") and amx.works()
-    return {*({AMX_USED} if used else ()), *({COMPUTES_IN_F16} if computes_in_f16(ready()) else ())}
+    features = {AMX_USED: used, COMPUTES_IN_F16: computes_in_f16(ready()), ALIGNED: ready().aligned}
+    return {feature for feature, there in features.items() if there}
 
 
 def caption(*, engine: bool = True) -> str:

@@ -18,6 +18,7 @@ from headstart.engines.llama.binding import lib
 from headstart.engines.llama.identity import devices, work
 from headstart.engines.llama.load import open_model
 from headstart.engines.llama.padding import (
+    ALIGNED,
     AMX_USED,
     COMPUTES_IN_F16,
     NO_PADDING,
@@ -36,6 +37,7 @@ DEEP = 512
 SMOLLM = Work(weights=134_515_008 - 49_152 * 576, layers=30, heads=9, key=64, value=64)
 AVX2, OTHER = "CPU : AVX2 = 1 | F16C = 1 | ", "CPU : NEON = 1 | "
 AVX512 = AVX2 + "AVX512 = 1 | AVX512_VNNI = 1 | "
+ALIGNED_AVX512 = AVX512 + f"{ALIGNED} = 1 | "
 AMX = AVX512 + "AMX_INT8 = 1 | "
 WITH_AMX = AMX + f"{AMX_USED} = 1 | "
 F16_WITH_AMX, F16_AMX = (one + f"{COMPUTES_IN_F16} = 1 | " for one in (WITH_AMX, AMX))
@@ -63,7 +65,7 @@ WORKS = st.builds(
 
 @given(
     WORKS,
-    st.sampled_from([F16_WITH_AMX, F16_AMX, WITH_AMX, AMX, AVX512, AVX2, OTHER]),
+    st.sampled_from([F16_WITH_AMX, F16_AMX, WITH_AMX, AMX, ALIGNED_AVX512, AVX512, AVX2, OTHER]),
     st.integers(1, 200),
     st.integers(0, 10**6),
     st.integers(1, 600),
@@ -86,6 +88,7 @@ def test_it_fills_a_tile_or_does_nothing(work: Work, system: str, threads: int, 
         (F16_AMX, "AMX, F16"),
         (AVX512 + f"{COMPUTES_IN_F16} = 1 | ", "AVX-512, F16"),
         (AMX, "AMX"),
+        (ALIGNED_AVX512, "AVX-512, aligned"),
         (AVX512, "AVX-512"),
         (AVX2, "AVX2"),
         (OTHER, "another"),
@@ -130,7 +133,7 @@ def test_tiles_are_those_that_ggml_computes(heads: int, threads: int) -> None:
 
 CALLS = (8, 16, 32, 48, 63)
 MEASURED = {
-    # Behind so many tokens: what calls of so many tokens took, and a tile (docs/benchmarks.md; two threads).
+    # Behind so many tokens: what calls of so many tokens took, and a tile (docs/method.md; ms, two threads).
     WITH_AMX: {
         512: ((19.8, 33.2, 62.5, 96.6, 119.2), 78.2),
         2048: ((55.0, 97.0, 186.3, 281.7, 356.6), 206.5),
@@ -150,6 +153,11 @@ MEASURED = {
         512: ((69, 131, 257, 387, 505), 216),
         2048: ((192, 376, 743, 1108, 1468), 335),
         7168: ((619, 1218, 2441, 3663, 4748), 747),
+    },
+    ALIGNED_AVX512: {
+        512: ((46, 77, 144, 214, 279), 238),
+        2048: ((82, 151, 294, 439, 572), 430),
+        7168: ((183, 353, 705, 1055, 1388), 824),
     },
     AVX512: {
         512: ((108, 176, 286, 443, 548), 503),
@@ -181,6 +189,8 @@ def test_it_reckons_with_what_was_measured(system: str) -> None:
         (F16_WITH_AMX, 16, (64, 46, 41, 40, 39)),
         (F16_AMX, 2, (64, 29, 16, 12, 11)),
         (F16_AMX, 16, (64, 50, 43, 41, 40)),
+        (ALIGNED_AVX512, 1, (64, 56, 42, 33, 29)),
+        (ALIGNED_AVX512, 2, (64, 62, 52, 46, 43)),
         (AVX512, 1, (64, 58, 45, 38, 34)),
         (AVX512, 2, (64, 64, 59, 55, 53)),
         (AVX512, 8, (64, 64, 64, 64, 64)),

@@ -1,6 +1,6 @@
 """llama.cpp through llama-cpp-python's low-level C API. In reading order: `digest`, `library`, `features`,
-`abi`, `binding`, `devices`, `load`, `vocab`, `batch`, `padding`, `sampler`, `blob`, `part`, `kv_transfer`, `identity`,
-`device_plan`, `placement`, `first_load`, `engine`."""
+`abi`, `work_memory`, `binding`, `devices`, `load`, `vocab`, `batch`, `padding`, `sampler`, `blob`, `part`, `kv_transfer`,
+`identity`, `device_plan`, `placement`, `first_load`, `engine`."""
 
 import os
 

@@ -11,12 +11,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from headstart.engines.llama import work_memory
 from headstart.engines.llama.abi import Abi, AbiError, inspect
 from headstart.engines.llama.features import PENALTIES, Feature, lacking
 from headstart.engines.llama.library import BINDING, LlamaLibrary, choose, package_folder
@@ -35,6 +36,7 @@ class LoadedLibrary:
     Attributes:
         module: `llama_cpp.llama_cpp`.
         lacking: features that this build does not have.
+        aligned: whether ggml's work memory begins at a page (`work_memory`).
     """
 
     library: LlamaLibrary
@@ -42,6 +44,7 @@ class LoadedLibrary:
     shared: Any
     abi: Abi
     lacking: tuple[Feature, ...]
+    aligned: bool = False
 
     def version(self) -> str:
         """llama.cpp's own version; "" if this build does not say it."""
@@ -164,7 +167,7 @@ def _load(library: LlamaLibrary) -> LoadedLibrary:
         without = (*without, *({PENALTIES} - {*without}))
     found = LoadedLibrary(library, module, shared, abi, without)
     _load_backends(found)
-    return found
+    return replace(found, aligned=work_memory.align())
 
 
 def _import(library: LlamaLibrary) -> ModuleType:

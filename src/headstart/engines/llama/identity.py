@@ -19,7 +19,7 @@ from headstart.engines.llama.binding import lib, ready
 from headstart.engines.llama.half_precision import computes_in_f16
 from headstart.engines.llama.library import BINDING
 from headstart.engines.llama.load import BATCH
-from headstart.engines.llama.padding import AMX_USED, COMPUTES_IN_F16, Work
+from headstart.engines.llama.padding import ALIGNED, AMX_USED, COMPUTES_IN_F16, Work
 from headstart.engines.options import EngineOptions
 from headstart.interfaces.engine import Facts, Shape
 from headstart.model_names import model_name
@@ -54,8 +54,8 @@ def suits_amx(model: Any) -> bool:
 
 def features(model: Any, *, uses_amx: bool) -> set[str]:
     """Features that llama.cpp does not say of its build. `uses_amx`: for this model's weights."""
-    found = {AMX_USED} if uses_amx and suits_amx(model) else set()
-    return {*found, COMPUTES_IN_F16} if computes_in_f16(ready()) else found
+    found = {AMX_USED: uses_amx and suits_amx(model), COMPUTES_IN_F16: computes_in_f16(ready()), ALIGNED: ready().aligned}
+    return {feature for feature, there in found.items() if there}
 
 
 def describe(model: Any) -> str:

@@ -69,9 +69,10 @@ class Processor:
         return self.alone + self.element * (key + value - left) + self.leftover * left
 
 
-AMX_USED, COMPUTES_IN_F16 = "AMX_USED", "COMPUTES_IN_F16"
+AMX_USED, COMPUTES_IN_F16, ALIGNED = "AMX_USED", "COMPUTES_IN_F16", "ALIGNED"
 """Features that `llama_print_system_info` does not show: weights are multiplied with AMX (`amx`); attention
-computes in F16, which takes less time for an element and larger steps (`half_precision`)."""
+computes in F16, which takes less time for an element and larger steps (`half_precision`); its tiles lie in memory that
+begins at a page (`work_memory`)."""
 PROCESSORS = (
     # Q4_1 takes 0.013 with AMX, other types up to 0.023: nothing may lose.
     Processor("AMX, used, F16", frozenset({"AMX_INT8", AMX_USED, COMPUTES_IN_F16}), 0.02, 8.0, 0.095, 1.0, (64, 128), 2.6),
@@ -80,6 +81,7 @@ PROCESSORS = (
     Processor("AMX", frozenset({"AMX_INT8"}), 0.046, 8.0, 0.12, 1.0, (64, 64), 2.6),
     # Not measured: a processor with AVX512-FP16 whose AMX is hidden.
     Processor("AVX-512, F16", frozenset({"AVX512", COMPUTES_IN_F16}), 0.06, 8.0, 0.095, 1.0, (64, 128), 3.9),
+    Processor("AVX-512, aligned", frozenset({"AVX512", ALIGNED}), 0.06, 8.0, 0.095, 1.0, (64, 64), 3.0),
     Processor("AVX-512", frozenset({"AVX512"}), 0.06, 8.0, 0.095, 1.0, (64, 64), 3.9),
     Processor("AVX2", frozenset({"AVX2", "F16C"}), 0.065, 9.0, 0.1, 1.9, (32, 32), 4.0),
     # Not measured. With these figures padding never made a call slower, before there were classes.
