@@ -34,9 +34,8 @@ from headstart.engines.llama.padding import NO_PADDING
 from headstart.interfaces.engine import Span
 
 TOKENS = 1837
-"""As `benchmarks.turns --cold` has. They end 45 tokens behind a block, so a call is padded."""
+"""As `benchmarks.turns --cold` has. They end 45 tokens behind a block, so with AMX a call is padded."""
 FULL = (512, 512, 512, 301)
-
 Save = Callable[[int], memoryview]
 """Where so many bytes of KV go."""
 
@@ -63,7 +62,7 @@ class Cause:
         padded: whether the rule for padding is followed.
         save: where the KV of each call is copied behind it, if a call has so many bytes at most; None: nowhere.
         warm: whether the engine has computed a call before.
-        aligned: whether work memory begins at a page, not 16 bytes behind a line of the cache.
+        aligned: whether the work buffer begins at a page, not 16 bytes behind a line of the cache.
         other: whether it is the library of `--library`.
     """
 
@@ -94,7 +93,7 @@ CAUSES = (
     Cause("KV is copied out after each call, to used memory", save=_used),
     Cause("KV is copied out after each call, to new memory", save=_new),
     Cause("the first prompt after a load", warm=False),
-    Cause("work memory begins 16 bytes behind a line of the cache", aligned=False),
+    Cause("the work buffer begins 16 bytes behind a line of the cache", aligned=False),
     Cause("workers spin 300,000 times (libgomp's default)", environment={"GOMP_SPINCOUNT": "300000"}),
     Cause("workers sleep at once", environment={"GOMP_SPINCOUNT": "0"}),
     Cause("one thread", threads=1),

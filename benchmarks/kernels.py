@@ -47,7 +47,7 @@ def seconds(ggml: Ggml, context: Tensor, result: Tensor, inputs: Sequence[tuple[
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--unaligned", action="store_true", help="work memory begins 16 bytes behind a line of the cache")
+    parser.add_argument("--unaligned", action="store_true", help="the work buffer begins 16 bytes behind a line of the cache")
     given = parser.parse_args()
     if given.unaligned:
         unalign()

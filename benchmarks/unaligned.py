@@ -1,23 +1,24 @@
-"""ggml's work memory where chance may put it without `headstart.engines.llama.work_memory`: to measure what that costs."""
+"""Puts ggml's work buffer where chance may put it without `headstart.engines.llama.work_buffer`: to measure what that costs."""
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
-from headstart.engines.llama import work_memory
+from headstart.engines.llama import work_buffer
 from headstart.engines.llama.padding import TILE
 
 BEHIND = 16
 """Bytes behind a line of the cache, which has 64."""
-GLIBC = hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
+GLIBC = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
 _kept: list[Any] = []
 
 
 def unalign() -> None:
-    """Lets ggml take work memory that begins 16 bytes behind a line. Before llama.cpp is loaded, and with glibc."""
+    """Lets ggml allocate a work buffer that begins 16 bytes behind a line. Before llama.cpp is loaded, and with glibc."""
     kind = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
-    malloc, free, functions = kind(("malloc", ctypes.CDLL(None))), ctypes.CDLL(None).free, work_memory._functions
+    malloc, free, functions = kind(("malloc", ctypes.CDLL(None))), ctypes.CDLL(None).free, work_buffer._functions
 
     def take(size: int) -> int:
         refused: list[int] = []
@@ -28,10 +29,10 @@ def unalign() -> None:
         return int(found)
 
     _kept.append(kind(take))
-    address = work_memory._address(_kept[-1])
+    address = work_buffer._address(_kept[-1])
 
     def instead() -> tuple[int, int] | None:
         found = functions()
         return None if found is None else (found[0], address)
 
-    work_memory._functions = instead
+    work_buffer._functions = instead

@@ -1,5 +1,5 @@
 """llama.cpp through llama-cpp-python's low-level C API. In reading order: `digest`, `library`, `features`,
-`abi`, `work_memory`, `binding`, `devices`, `load`, `vocab`, `batch`, `padding`, `sampler`, `blob`, `part`, `kv_transfer`,
+`abi`, `work_buffer`, `binding`, `devices`, `load`, `vocab`, `batch`, `padding`, `sampler`, `blob`, `part`, `kv_transfer`,
 `identity`, `device_plan`, `placement`, `first_load`, `engine`."""
 
 import os

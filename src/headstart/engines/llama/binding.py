@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from headstart.engines.llama import work_memory
+from headstart.engines.llama import work_buffer
 from headstart.engines.llama.abi import Abi, AbiError, inspect
 from headstart.engines.llama.features import PENALTIES, Feature, lacking
 from headstart.engines.llama.library import BINDING, LlamaLibrary, choose, package_folder
@@ -36,7 +36,7 @@ class LoadedLibrary:
     Attributes:
         module: `llama_cpp.llama_cpp`.
         lacking: features that this build does not have.
-        aligned: whether ggml's work memory begins at a page (`work_memory`).
+        aligned: whether ggml's work buffer begins at a page (`work_buffer`).
     """
 
     library: LlamaLibrary
@@ -167,7 +167,7 @@ def _load(library: LlamaLibrary) -> LoadedLibrary:
         without = (*without, *({PENALTIES} - {*without}))
     found = LoadedLibrary(library, module, shared, abi, without)
     _load_backends(found)
-    return replace(found, aligned=work_memory.align())
+    return replace(found, aligned=work_buffer.align())
 
 
 def _import(library: LlamaLibrary) -> ModuleType:

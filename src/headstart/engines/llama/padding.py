@@ -72,7 +72,7 @@ class Processor:
 AMX_USED, COMPUTES_IN_F16, ALIGNED = "AMX_USED", "COMPUTES_IN_F16", "ALIGNED"
 """Features that `llama_print_system_info` does not show: weights are multiplied with AMX (`amx`); attention
 computes in F16, which takes less time for an element and larger steps (`half_precision`); its tiles lie in memory that
-begins at a page (`work_memory`)."""
+begins at a page (`work_buffer`)."""
 PROCESSORS = (
     # Q4_1 takes 0.013 with AMX, other types up to 0.023: nothing may lose.
     Processor("AMX, used, F16", frozenset({"AMX_INT8", AMX_USED, COMPUTES_IN_F16}), 0.02, 8.0, 0.095, 1.0, (64, 128), 2.6),

@@ -1,8 +1,8 @@
-"""Work memory: makes ggml compute on the processor in memory that begins at a page.
+"""Work buffer: makes the memory that ggml computes in on the processor (`ggml_cplan.work_data`) begin at a page.
 
-ggml takes this memory with C++'s `new`, which aligns to 16 bytes. The tiles of attention lie in it. Where they do not begin
-at a line of the processor's cache (64 bytes), each load of AVX-512 reads two lines, and a cold prompt takes 5 to 9 % longer
-(docs/benchmarks.md). Which of the four cases a process gets is chance. Values do not depend on it.
+ggml allocates it with C++'s `new`, which aligns to 16 bytes. The tiles of attention lie in it. Where they do not begin
+at a line of the processor's cache (64 bytes), each load of AVX-512 reads two lines; on an EPYC a cold prompt takes 5 to 9 %
+longer then (docs/benchmarks.md). Which of the four cases a process gets is chance. Values do not depend on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 _BACKEND = "libggml-cpu"
-"""Beginning of the file's name of ggml's backend for processors. On x86 it calls `new[]` for work memory alone."""
+"""Beginning of the file's name of ggml's backend for processors. On x86 it calls `new[]` for work buffers alone."""
 _NEW, _FROM_A_PAGE = "_Znam", "valloc"
 """C++'s `operator new[]`, and a function of glibc that takes a size too and whose result is freed alike. Where there is no
 memory, `new[]` ends the process with a message, and `valloc` gives none, which ggml's builds do not notice."""
@@ -57,14 +57,14 @@ class _Mapping:
 
 
 def align() -> bool:
-    """Lets ggml's backend take its work memory with `valloc` instead of `new[]` from now on.
+    """Lets ggml's backend allocate its work buffer with `valloc` instead of `new[]` from now on.
 
     The backend calls `new[]` through a slot of its global offset table (ELF), which has the function's address. Only this slot
     is changed. None is where the system is not Linux with glibc, where another allocator stands in for glibc's or for `new[]`,
     or where the backend is a part of another file.
 
     Returns:
-        Whether work memory begins at a page.
+        Whether the work buffer begins at a page.
     """
     functions = _functions() if sys.platform == "linux" else None
     if functions is None:

@@ -1,4 +1,4 @@
-"""Where ggml's work memory begins, and that no bit of a result depends on it."""
+"""Where ggml's work buffer begins, and that no bit of a result depends on it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from headstart.engines.llama import work_memory
+from headstart.engines.llama import work_buffer
 from headstart.engines.llama.binding import ready
-from headstart.engines.llama.work_memory import align
+from headstart.engines.llama.work_buffer import align
 
 GLIBC = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
 COMPILER = os.environ.get("CXX") or shutil.which("c++")
@@ -55,13 +55,13 @@ extern "C" void *realloc(void *taken, size_t size) {
 """
 TAKES = """
 import ctypes, json, sys
-from headstart.engines.llama import work_memory
+from headstart.engines.llama import work_buffer
 backend = ctypes.CDLL(sys.argv[1])
 backend.take.restype, backend.take.argtypes = ctypes.c_void_p, [ctypes.c_ulong]
 backend.release.argtypes = [ctypes.c_void_p]
-functions = work_memory._functions()
-slots = [m.rights for m in work_memory._mappings("libggml-cpu") for _ in m.find(functions[0])] if functions else []
-before, aligned = backend.take(100_000), [work_memory.align(), work_memory.align()]
+functions = work_buffer._functions()
+slots = [m.rights for m in work_buffer._mappings("libggml-cpu") for _ in m.find(functions[0])] if functions else []
+before, aligned = backend.take(100_000), [work_buffer.align(), work_buffer.align()]
 taken = [backend.take(size) for size in (1, 5_000, 900_000) for _ in range(20)]
 for one in (before, *taken):
     backend.release(one)
@@ -71,7 +71,7 @@ COMPUTES = """
 import ctypes, json, sys
 import numpy as np
 from headstart.config import Settings
-from headstart.engines.llama import LlamaEngine, work_memory
+from headstart.engines.llama import LlamaEngine, work_buffer
 kind, c, starts = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t), ctypes.CDLL(None), []
 malloc, valloc = kind(("malloc", c)), kind(("valloc", c))
 
@@ -84,8 +84,8 @@ def take(size):
     starts.append(found % 64)
     return found
 
-found = work_memory._functions()
-work_memory._functions = lambda: (found[0], work_memory._address(take))
+found = work_buffer._functions()
+work_buffer._functions = lambda: (found[0], work_buffer._address(take))
 options = Settings(sys.argv[1], ctx=1024, slots=1, threads=2, memory_budget=0).engine_options()
 engine = LlamaEngine.load(options, block_size=64)  # without a proof
 tokens = np.random.default_rng(0).integers(1000, 2000, 479).astype(np.int32)
@@ -114,15 +114,15 @@ def library(folder: Path, name: str, source: str, *flags: str) -> Path:
 
 
 @pytest.mark.skipif(not GLIBC or "LD_PRELOAD" in os.environ, reason="another C library or allocator")
-def test_this_build_takes_work_memory_from_a_page_on() -> None:
+def test_this_build_takes_its_work_buffer_from_a_page_on() -> None:
     file = ready().library.folder / "libggml-cpu.so"
     if not file.is_file() or any(name not in file.read_bytes() for name in (b"_Znam", b"libstdc++.so.6")):
         pytest.skip("this build has its backend or C++'s library elsewhere")
     assert ready().aligned
-    functions = work_memory._functions()
+    functions = work_buffer._functions()
     assert functions is not None
     new, aligned = functions
-    mappings = [*work_memory._mappings("libggml-cpu")]
+    mappings = [*work_buffer._mappings("libggml-cpu")]
     assert not any(mapping.find(new) for mapping in mappings)
     (slot,) = (slot for mapping in mappings for slot in mapping.find(aligned))
     take = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(ctypes.c_uint64.from_address(slot).value)
@@ -156,21 +156,21 @@ def test_another_allocator_is_left_alone(tmp_path: Path, source: str) -> None:
 
 def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(work_memory, "_functions", lambda: pytest.fail("it looked for functions"))
+    monkeypatch.setattr(work_buffer, "_functions", lambda: pytest.fail("it looked for functions"))
     assert not align()
 
 
 def test_a_system_without_proc_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ready()
-    monkeypatch.setattr(work_memory, "_MAPS", tmp_path / "maps")
+    monkeypatch.setattr(work_buffer, "_MAPS", tmp_path / "maps")
     assert not align()
 
 
 @pytest.mark.skipif(not GLIBC, reason="another C library")
-def test_results_have_the_same_bits_wherever_work_memory_begins(demo_model: Path) -> None:
+def test_results_have_the_same_bits_wherever_the_work_buffer_begins(demo_model: Path) -> None:
     """Of calls that are computed in tiles, and token by token."""
     if not ready().aligned:
-        pytest.skip("this build takes its work memory elsewhere")
+        pytest.skip("this build allocates its work buffer elsewhere")
     results = {behind: child(COMPUTES, demo_model, behind) for behind in ("0", "16")}
     for behind, result in results.items():
         assert {*result["starts"]} == {int(behind)}
